@@ -13,7 +13,7 @@ from trainer import config as configs
 from trainer.cli import values
 from trainer.config import Call, Source
 from trainer.config.edit import config_of_tree, without
-from trainer.config.tree import child_trees, split_path
+from trainer.config.tree import child_trees, split_path, walk
 from trainer.config.vocabulary import RUN
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
@@ -239,7 +239,7 @@ class Config:
 
     def _unknown(self, path: str) -> str:
         """Returns a sentence about a path that does not exist."""
-        if near := nearest(path, [*self, *(path for path, _ in _inner(self._resolved.root, ""))]):
+        if near := nearest(path, [each for each, _ in walk(self._resolved.root) if each]):
             return f"The config has no {path!r}. Did you mean {near!r}?"
         first = path.split(".")[0]
         keys = list(map(str, self._resolved.root.kwargs))
@@ -345,15 +345,6 @@ def write_text(file: str | PathLike[str], text: str) -> None:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error
-
-
-def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the paths and nodes below a tree that have children."""
-    for key, child in child_trees(tree).items():
-        if child_trees(child):
-            at = configs.join(path, key)
-            yield at, child
-            yield from _inner(child, at)
 
 
 def _html(key: Any, tree: Any, depth: int) -> str:
