@@ -13,7 +13,7 @@ from trainer import config as configs
 from trainer.cli import values
 from trainer.config import Call, Source
 from trainer.config.edit import config_of_tree, without
-from trainer.config.tree import child_trees, split_path, walk
+from trainer.config.tree import child_trees
 from trainer.config.vocabulary import RUN
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
@@ -194,11 +194,7 @@ class Config:
             raise UserError(self._unknown(path)) from None
 
     def __contains__(self, path: object) -> bool:
-        try:
-            split_path(self._resolved.root, str(path))
-        except KeyError:
-            return False
-        return True
+        return str(path) in self._resolved.sources
 
     def __iter__(self) -> Iterator[str]:
         """Yields the paths of all values, in order."""
@@ -239,7 +235,7 @@ class Config:
 
     def _unknown(self, path: str) -> str:
         """Returns a sentence about a path that does not exist."""
-        if near := nearest(path, [each for each, _ in walk(self._resolved.root) if each]):
+        if near := nearest(path, filter(None, self._resolved.sources)):
             return f"The config has no {path!r}. Did you mean {near!r}?"
         first = path.split(".")[0]
         keys = list(map(str, self._resolved.root.kwargs))
