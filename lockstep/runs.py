@@ -295,7 +295,7 @@ def train(
 
 @contextmanager
 def file_of(config: Config) -> Generator[tuple[Path, Translate]]:
-    """Writes a config into a temporary file for a command, whose messages `_with_places` shows."""
+    """Writes a config into a temporary file for a command; yields it with a `Translate`."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config.to_yaml(), encoding="utf-8")

@@ -109,7 +109,7 @@ def _call(arguments: argparse.Namespace, watched: bool) -> int:
         if not wording.location(error):
             if not watched or isinstance(error, SystemExit):
                 raise
-            # It may end in notes, such as jax's about omitted frames, instead of the error.
+            # A traceback may end in notes, such as jax's about omitted frames, not the error.
             show(traceback.format_exc(), sys.stderr, end="")
         show(f"error: {wording.cause(error)}", sys.stderr)
         return FAILED
