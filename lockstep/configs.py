@@ -13,7 +13,7 @@ from trainer import config as configs
 from trainer.cli import values
 from trainer.config import Call, Source
 from trainer.config.edit import config_of_tree, without
-from trainer.config.tree import child_trees, split_path
+from trainer.config.tree import child_trees
 from trainer.config.vocabulary import RUN
 from trainer.config.wording import known_names, nearest
 from trainer.messages import UserError
@@ -137,7 +137,7 @@ class Config:
     they name the same functions with the same arguments.
 
     Args:
-        resolved: the resolved config, from `trainer.config.load`.
+        resolved: the tree of calls with the place of each value, from `trainer.config.load`.
         vocabulary: further packages whose public functions it may name; the attribute has those of
             the variable LOCKSTEP_VOCABULARY, too.
 
@@ -154,13 +154,8 @@ class Config:
     """
 
     def __init__(self, resolved: configs.Config, vocabulary: Packages = ()):
-        self._resolved = resolved
+        self.resolved = resolved
         self.vocabulary = as_vocabulary(vocabulary)
-
-    @property
-    def resolved(self) -> configs.Config:
-        """The tree of calls with the place of each value."""
-        return self._resolved
 
     def __getitem__(self, path: str) -> Any:
         """Returns a copy of the value at a path: a value, a list, a dict, or a call.
@@ -169,7 +164,7 @@ class Config:
             UserError: the path does not exist.
         """
         try:
-            return copy.deepcopy(self._resolved.at(path))
+            return copy.deepcopy(self.resolved.at(path))
         except KeyError:
             raise UserError(self._unknown(path)) from None
 
@@ -180,7 +175,7 @@ class Config:
             UserError: the path does not exist, or a config cannot contain the value.
         """
         source = Source(f"config[{path!r}]")
-        self._resolved = configs.replace(self._resolved, {path: tree_of(value)}, source)
+        self.resolved = configs.replace(self.resolved, {path: tree_of(value)}, source)
 
     def __delitem__(self, path: str) -> None:
         """Removes an argument, which then has its default, or an element of a list or dict.
@@ -189,33 +184,29 @@ class Config:
             UserError: the path does not exist.
         """
         try:
-            self._resolved = without(self._resolved, path)
+            self.resolved = without(self.resolved, path)
         except KeyError:
             raise UserError(self._unknown(path)) from None
 
     def __contains__(self, path: object) -> bool:
-        try:
-            split_path(self._resolved.root, str(path))
-        except KeyError:
-            return False
-        return True
+        return str(path) in self.resolved.sources
 
     def __iter__(self) -> Iterator[str]:
         """Yields the paths of all values, in order."""
-        return (path for path, _ in configs.leaves(self._resolved.root))
+        return (path for path, _ in configs.leaves(self.resolved.root))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self._resolved.root == other._resolved.root
+        return isinstance(other, Config) and self.resolved.root == other.resolved.root
 
     __hash__ = None  # type: ignore[assignment]  # a config can be edited
 
     def copy(self) -> "Config":
         """Returns a config that can be edited without changing this one."""
-        return Config(self._resolved, self.vocabulary)
+        return Config(self.resolved, self.vocabulary)
 
     def to_yaml(self) -> str:
         """Returns the config as canonical YAML, which `load_config` and the command line read."""
-        return configs.dump(self._resolved.root)
+        return configs.dump(self.resolved.root)
 
     def save(self, file: str | PathLike[str]) -> None:
         """Writes the config into a file.
@@ -235,14 +226,14 @@ class Config:
         return self.to_yaml().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return "".join(_html(key, tree, 1) for key, tree in self._resolved.root.kwargs.items())
+        return "".join(_html(key, tree, 1) for key, tree in self.resolved.root.kwargs.items())
 
     def _unknown(self, path: str) -> str:
         """Returns a sentence about a path that does not exist."""
-        if near := nearest(path, [*self, *(path for path, _ in _inner(self._resolved.root, ""))]):
+        if near := nearest(path, filter(None, self.resolved.sources)):
             return f"The config has no {path!r}. Did you mean {near!r}?"
         first = path.split(".")[0]
-        keys = list(map(str, self._resolved.root.kwargs))
+        keys = list(map(str, self.resolved.root.kwargs))
         return f"The config has no {path!r}. {known_names(first, keys, 'Its keys are')}"
 
 
@@ -345,15 +336,6 @@ def write_text(file: str | PathLike[str], text: str) -> None:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error
-
-
-def _inner(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the paths and nodes below a tree that have children."""
-    for key, child in child_trees(tree).items():
-        if child_trees(child):
-            at = configs.join(path, key)
-            yield at, child
-            yield from _inner(child, at)
 
 
 def _html(key: Any, tree: Any, depth: int) -> str:

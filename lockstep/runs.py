@@ -4,12 +4,13 @@ import tempfile
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.configs import Config, Packages, as_config
-from lockstep.processes import run_command, run_here
+from lockstep.processes import Translate, run_command, run_here
 from trainer import config as configs
 from trainer.messages import UserError
 from trainer.writers import iterate_metrics
@@ -293,34 +294,20 @@ def train(
 
 
 @contextmanager
-def file_of(config: Config) -> Generator[tuple[Path, "_Places"]]:
-    """Writes a config into a temporary file for a command."""
+def file_of(config: Config) -> Generator[tuple[Path, Translate]]:
+    """Writes a config into a temporary file for a command; yields it with a `Translate`."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config.to_yaml(), encoding="utf-8")
-        yield file, _Places(file, config)
+        yield file, partial(_with_places, str(file), config.resolved.sources)
 
 
-class _Places:
-    """Replaces the places of a temporary file in messages by those of the config."""
-
-    # The temporary file has the canonical YAML of the config.
-
-    def __init__(self, file: Path, config: Config):
-        self._file = str(file)
-        self._lines: Mapping[int, str] | None = None
-        self._config = config
-
-    def __call__(self, line: str) -> str:
-        """Returns a line of a message with the places of the config."""
-        if self._file not in line:
-            return line
-        if self._lines is None:
-            self._lines = {
-                source.line: str(self._config.resolved.sources[path])
-                for path, source in reversed([*configs.load([self._file]).sources.items()])
-                if path and path in self._config.resolved.sources
-            }
-        for number in sorted(self._lines, reverse=True):
-            line = line.replace(f"{self._file}:{number}", self._lines[number])
-        return line.replace(self._file, "the config")
+def _with_places(file: str, sources: Mapping[str, configs.Source], line: str) -> str:
+    """Returns a line of a message with the places of a config, not those of its file in YAML."""
+    if file not in line:
+        return line
+    read = reversed([*configs.load([file]).sources.items()])
+    lines = {at.line: str(sources[path]) for path, at in read if path and path in sources}
+    for number in sorted(lines, reverse=True):
+        line = line.replace(f"{file}:{number}", lines[number])
+    return line.replace(file, "the config")

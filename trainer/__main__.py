@@ -90,25 +90,11 @@ def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if watched:
             stop_with_the_caller()
-        return _call_and_report(arguments) if watched else _call(arguments)
+        return _call(arguments, watched)
 
 
-def _call_and_report(arguments: argparse.Namespace) -> int:
-    """Calls a command for another program, which gets a last line about every exception."""
-    from trainer.cli.terminal import show
-    from trainer.config import wording
-    from trainer.messages import FAILED
-
-    try:
-        return _call(arguments)
-    except Exception as error:
-        # A traceback may end in notes, such as jax's about omitted frames, instead of the error.
-        show(traceback.format_exc(), sys.stderr, end="")
-        show(f"error: {wording.cause(error)}", sys.stderr)
-        return FAILED
-
-
-def _call(arguments: argparse.Namespace) -> int:
+def _call(arguments: argparse.Namespace, watched: bool) -> int:
+    """Calls a command; another program, if `watched`, gets a last line about every exception."""
     from trainer.cli import commands
     from trainer.cli.terminal import show
     from trainer.config import wording
@@ -121,7 +107,10 @@ def _call(arguments: argparse.Namespace) -> int:
         return FAILED if getattr(error.__cause__, "errno", None) in _OF_THE_DISK else MISTAKE
     except (Exception, SystemExit) as error:  # such as of a data set, in the middle of a run
         if not wording.location(error):
-            raise
+            if not watched or isinstance(error, SystemExit):
+                raise
+            # A traceback may end in notes, such as jax's about omitted frames, not the error.
+            show(traceback.format_exc(), sys.stderr, end="")
         show(f"error: {wording.cause(error)}", sys.stderr)
         return FAILED
 

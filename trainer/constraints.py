@@ -8,7 +8,7 @@ The compiler would have to guess that, and often gathers activations instead.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -101,15 +101,9 @@ def _place(size: int, role: str | None) -> object:
 
 def _axes(role: str) -> tuple[str, ...]:
     """Returns the axes of the mesh over which an axis with a role lies."""
-    if role == "batch" and _is_apart():
-        return ()
+    if role == "batch":
+        with suppress(NameError):  # no such axis is mapped over
+            jax.lax.axis_size(APART)
+            return ()
     sizes = jax.sharding.get_abstract_mesh().shape
     return tuple(name for name in ROLES[role] if name in sizes)
-
-
-def _is_apart() -> bool:
-    try:
-        jax.lax.axis_size(APART)
-    except NameError:
-        return False
-    return True

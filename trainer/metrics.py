@@ -9,7 +9,7 @@ passed what the model returns; it calls `outputs.whole()`, or `outputs.map(...)`
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import clu.metrics
 import flax.struct
@@ -148,22 +148,16 @@ def _of_class(name: str, label: int, labels: str, parts: Callable[..., Any]) -> 
     """Returns a metric that is a ratio, whose two numbers `parts` computes from three counts."""
 
     # They are the examples of the class that are answered with it, all that are, and all of it.
-    @flax.struct.dataclass
-    class OfClass(_Counts):
-        shape = (3,)
+    def count(outputs: jax.Array, is_class: jax.Array, weights: jax.Array) -> jax.Array:
+        answered = outputs.argmax(axis=-1) == label
+        both = answered & is_class
+        return jnp.stack([weights.sum(where=x) for x in (both, answered, is_class)])
 
-        @classmethod
-        def from_model_output(cls, *, outputs: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
-            classes, weights = _counted(name, label, labels, outputs, batch, mask)
-            answered, is_class = outputs.argmax(axis=-1) == label, classes == label
-            both = answered & is_class
-            return cls(jnp.stack([weights.sum(where=x) for x in (both, answered, is_class)]))
+    def ratio(*counts: jax.Array) -> jax.Array:
+        over, under = parts(*counts)
+        return over / jnp.maximum(under, 1.0)
 
-        def compute(self) -> Any:
-            over, under = parts(*self.counts)
-            return over / jnp.maximum(under, 1.0)
-
-    return OfClass
+    return _of_counts(name, label, labels, (3,), count, ratio)
 
 
 def roc_auc(label: int = 1, labels: str = "label") -> type[clu.metrics.Metric]:
@@ -208,56 +202,55 @@ def average_precision(label: int = 1, labels: str = "label") -> type[clu.metrics
 def _of_scores(name: str, label: int, labels: str, statistic: Callable[..., Any]) -> Any:
     """Returns a statistic of the scores of the examples of a class and of all others."""
 
+    def count(outputs: jax.Array, is_class: jax.Array, weights: jax.Array) -> jax.Array:
+        logits = outputs.astype(jnp.float32)
+        rest = jnp.where(jnp.arange(logits.shape[-1]) == label, -jnp.inf, logits)
+        score = logits[..., label] - jax.nn.logsumexp(rest, axis=-1)
+        # The bits of a float, of which the first is its sign, in the order of the numbers.
+        bits = jax.lax.bitcast_convert_type(score.astype(jnp.bfloat16), jnp.uint16)
+        place = jnp.where(bits >= 2**15, 2**16 - 1 - bits, bits + 2**15)
+        return jnp.zeros(shape, jnp.float32).at[is_class.astype(int), place].add(weights)
+
+    shape = (2, 2**16)  # scores of other classes and of the class, by their bits
+    return _of_counts(name, label, labels, shape, count, statistic)
+
+
+def _of_counts(
+    name: str, label: int, labels: str, shape: tuple[int, ...], count: Any, statistic: Any
+) -> Any:
+    """Returns a metric: the statistic of the sums over the batches of what `count` returns."""
+
+    # It takes the outputs, which examples are of the class, and 1 for those that count.
     @flax.struct.dataclass
-    class OfScores(_Counts):
-        shape = (2, 2**16)  # scores of other classes and of the class, by their bits
+    class OfCounts(clu.metrics.Metric):
+        counts: jax.Array
+        smaller_is_better = False
+
+        @classmethod
+        def empty(cls) -> Any:
+            return cls(jnp.zeros(shape, jnp.float32))
 
         @classmethod
         def from_model_output(cls, *, outputs: Any, batch: Any, mask: Any = None, **_: Any) -> Any:
-            classes, weights = _counted(name, label, labels, outputs, batch, mask)
-            logits = outputs.astype(jnp.float32)
-            rest = jnp.where(jnp.arange(logits.shape[-1]) == label, -jnp.inf, logits)
-            score = logits[..., label] - jax.nn.logsumexp(rest, axis=-1)
-            # The bits of a float, of which the first is its sign, in the order of the numbers.
-            bits = jax.lax.bitcast_convert_type(score.astype(jnp.bfloat16), jnp.uint16)
-            place = jnp.where(bits >= 2**15, 2**16 - 1 - bits, bits + 2**15)
-            return cls(cls.empty().counts.at[(classes == label).astype(int), place].add(weights))
+            check_array(outputs, batch, name)
+            if not 0 <= label < (size := outputs.shape[-1]):
+                raise ValueError(
+                    f"{name} has label={label}, but the model has {size} outputs: classes 0 to"
+                    f" {size - 1}."
+                )
+            classes = _classes(outputs, pick(batch, labels, name))
+            weights = jnp.ones(classes.shape, jnp.float32)
+            if mask is not None:
+                weights *= mask.reshape(mask.shape + (1,) * (classes.ndim - mask.ndim))
+            return cls(count(outputs, classes == label, weights))
+
+        def merge(self, other: Any) -> Any:
+            return type(self)(self.counts + other.counts)
 
         def compute(self) -> Any:
             return statistic(*self.counts)
 
-    return OfScores
-
-
-@flax.struct.dataclass
-class _Counts(clu.metrics.Metric):
-    """Counts examples over the batches; a metric is computed of the sums."""
-
-    counts: jax.Array
-    smaller_is_better = False
-    shape: ClassVar[tuple[int, ...]] = ()
-
-    @classmethod
-    def empty(cls) -> Any:
-        return cls(jnp.zeros(cls.shape, jnp.float32))
-
-    def merge(self, other: Any) -> Any:
-        return type(self)(self.counts + other.counts)
-
-
-def _counted(name: str, label: int, labels: str, outputs: Any, batch: Any, mask: Any) -> Any:
-    """Returns the classes of the examples, and 1 for those that count; ValueError if unfit."""
-    check_array(outputs, batch, name)
-    if not 0 <= label < outputs.shape[-1]:
-        raise ValueError(
-            f"{name} has label={label}, but the model has {outputs.shape[-1]} outputs: classes 0 to"
-            f" {outputs.shape[-1] - 1}."
-        )
-    classes = _classes(outputs, pick(batch, labels, name))
-    weights = jnp.ones(classes.shape, jnp.float32)
-    if mask is not None:
-        weights *= mask.reshape(mask.shape + (1,) * (classes.ndim - mask.ndim))
-    return classes, weights
+    return OfCounts
 
 
 @flax.struct.dataclass

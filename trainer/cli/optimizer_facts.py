@@ -26,14 +26,13 @@ from trainer.cli.optimizer_families import (
     published,
     published_entries,
 )
-from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, Units, replace
-from trainer.config.nodes import Node, to_config
+from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, Units
+from trainer.config.edit import config_of_tree
 from trainer.config.schema import is_optimizer
 from trainer.config.signatures import Function
 from trainer.config.tree import functions, walk
 from trainer.config.vocabulary import Vocabulary
 from trainer.config.wording import cause, listing, nearest
-from trainer.config.yaml_reader import read
 from trainer.engine import flops
 from trainer.messages import UserError, joined
 
@@ -289,10 +288,8 @@ def _middle(space: SearchSpace) -> float:
 
 def _with_optimizer(text: str, optimizer: Call) -> Config:
     """Returns the config that a text in YAML has, with this optimizer."""
-    node = read(text, Source("optimizers"))
-    assert node is not None
-    config = to_config(Node(Call("experiment", node.value), node.source))
-    return replace(config, {"optimizer": optimizer}, Source("optimizers"))
+    root = Call("experiment", {**parsed(text), "optimizer": optimizer})
+    return config_of_tree(root, Source("optimizers"))
 
 
 def calls(tree: Tree) -> Iterator[tuple[str, Call]]:

@@ -99,30 +99,22 @@ def _add(parser: Parser, rows: list[str]) -> None:
         found = _ROW.fullmatch(row.removeprefix("| "))
         assert found, f"This is no row of an option: {row}"
         names, value, kind, often, default, dest, required, said = found.groups()
-        given: dict[str, Any] = {"help": " ".join(said.split()) if said else argparse.SUPPRESS}
-        if value is None:
-            given["action"] = "store_true"
-        elif value.startswith("{"):
-            given["choices"] = value.strip("{}").split(",")
-        else:
-            given["metavar"] = value
-        if kind:
-            given["type"] = _TYPES[kind]
-        if often == "...":
-            given["action"] = "append"
-        elif often:
-            given["nargs"] = often
-        if default:
-            given["default"] = ast.literal_eval(default)
-        if dest:
-            given["dest"] = dest
-        if required:
-            given["required"] = True
+        choices = value.strip("{}").split(",") if value and value.startswith("{") else None
+        given: dict[str, Any] = {
+            "help": " ".join(said.split()) if said else argparse.SUPPRESS,
+            "action": "store_true" if value is None else "append" if often == "..." else None,
+            "choices": choices,
+            "metavar": None if choices else value,
+            "type": _TYPES[kind] if kind else None,
+            "nargs": None if often == "..." else often,
+            "default": ast.literal_eval(default) if default else None,
+            "dest": dest,
+            "required": True if required else None,
+        }
+        to = parser
         if row.startswith("| "):
-            group = group or parser.add_mutually_exclusive_group()
-            group.add_argument(*names.split(", "), **given)
-        else:
-            parser.add_argument(*names.split(", "), **given)
+            to = group = group or parser.add_mutually_exclusive_group()
+        to.add_argument(*names.split(", "), **{k: x for k, x in given.items() if x is not None})
 
 
 def _accept_vocabulary(parser: Parser) -> None:

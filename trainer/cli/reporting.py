@@ -32,10 +32,8 @@ def report(arguments: argparse.Namespace) -> int:
     words = [*arguments.folders, *_given(arguments, "metric", "mode", "target")]
     made_report = make_report(workloads, folder, _made_by("report", words))
     files = write(made_report, folder, arguments.formats)
-    for sentence in made_report.verdict:
-        show(sentence)
-    for warning in made_report.warnings:
-        show(f"Note: {warning}")
+    for line in (*made_report.verdict, *(f"Note: {x}" for x in made_report.warnings)):
+        show(line)
     show(f"\n{folder}: {_counted(files)}")
     return DONE
 
@@ -264,10 +262,9 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
         arguments.vocabulary,
         log=log,
     )
-    for line in [*notes_on_widths(found), "", *printed(found), "", *verdict_on_widths(found)]:
-        show(line)
-    for line in found.warnings:
-        show(f"The plan warns at the width {found.widths[-1]}: {line}")
+    lines = [*notes_on_widths(found), "", *printed(found), "", *verdict_on_widths(found)]
+    warned = f"The plan warns at the width {found.widths[-1]}: "
+    show("\n".join([*lines, *(f"{warned}{line}" for line in found.warnings)]))
     _write_report(
         arguments,
         lambda: make_coordinate_report(found, f"Coordinate check of {', '.join(arguments.files)}"),
@@ -297,13 +294,10 @@ def rate_test(arguments: argparse.Namespace) -> int:
         path = rate_test.rate_of_group(config, arguments.group, arguments.vocabulary)
     rates = rate_test.Rates(path, arguments.low, arguments.high, arguments.steps)
     tested = rate_test.rate_test(config, rates, arguments.seeds, arguments.vocabulary, log=log)
-    for line in [*rate_test.notes(tested), "", *rate_test.rate_sentences(tested)]:
-        show(line)
+    show("\n".join([*rate_test.notes(tested), "", *rate_test.rate_sentences(tested)]))
     if pasted := rate_test.yaml(tested):
-        show(
-            "\nA space to paste into an arm of a sweep, from the rate from which on a tenth of the"
-        )
-        show(f"largest gain is reached to {rate_test.upper_end(tested)}:\n")
+        text = "A space to paste into an arm of a sweep, from the rate from which on a tenth of the"
+        show(f"\n{text}\nlargest gain is reached to {rate_test.upper_end(tested)}:\n")
         show("\n".join(pasted))
     _write_report(
         arguments,
@@ -332,8 +326,8 @@ def shadow(arguments: argparse.Namespace) -> int:
 
     resolving.ignore_optimizer_warnings()
     found = shadow(config, other, arguments.steps, arguments.every, arguments.vocabulary, log=log)
-    for line in [*notes_on_groups(found), "", *table_of_groups(found), "", *sentences(found)]:
-        show(line)
+    lines = [*notes_on_groups(found), "", *table_of_groups(found), "", *sentences(found)]
+    show("\n".join(lines))
     named = ", ".join([*arguments.shadow, *arguments.shadow_sets])
     title = f"{named} along the path of {', '.join(arguments.files)}"
     _write_report(

@@ -317,15 +317,12 @@ class _FileReader:
                     f" name of a {self._kind} file. It is not read.",
                     included_at,
                 )
-        searched = ""
-        if included_at is not None:
-            searched = "The current folder has no such file either. Name further folders with"
-            searched += " --gin_search_paths."
-            if self._search_paths:
-                shown = listing(self._search_paths)
-                searched = f"The current folder and the search paths ({shown}) have no such file"
-                searched += " either."
-        text, sha256 = read_text(path, included_at, searched)
+        searched = "The current folder has no such file either. Name further folders with"
+        searched += " --gin_search_paths."
+        if self._search_paths:
+            paths = f"the search paths ({listing(self._search_paths)})"
+            searched = f"The current folder and {paths} have no such file either."
+        text, sha256 = read_text(path, included_at, searched if included_at else "")
         self.read.append(ConfigFile(path, real, sha256, included_at is not None))
         self._open.append(real)
         try:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,13 +114,13 @@ def _spelled(default: Any, slot: Slot) -> Tree:
         return {}
     if default is not None and not isinstance(default, bool | int | float | str):
         raise TypeMismatch
-    misread = isinstance(default, float) and math.isnan(default)
     mask = slot.takes_mask and not (default is None or isinstance(default, bool))
     dtype = slot.takes_dtype and default is not None and not signatures.exists(default)
-    if misread or mask or dtype:
+    if mask or dtype:
         raise TypeMismatch
     built = signatures.leaf(default, slot.hint, slot.default)
-    # An integer in the place of a float would be converted, and be an input of the program.
+    # An integer in the place of a float would be converted, and be an input of the program. NaN,
+    # which a config cannot contain, differs from itself.
     if type(built) is not type(default) or built != default:
         raise TypeMismatch
     return default

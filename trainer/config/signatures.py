@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.tree import ConfigError, Key, Source, Tree
+from trainer.config.tree import ConfigError, Key, Source, Tree, same
 from trainer.config.units import is_steps, names_steps, quantity
 from trainer.config.wording import nearest
 
@@ -336,18 +336,14 @@ class Function:
             name in values and parameter.kind is inspect.Parameter.VAR_POSITIONAL
             for name, parameter in self.parameters.items()
         )
+        by_position = _POSITIONAL if spread else _POSITIONAL[:1]
         args: list[Any] = []
         kwargs = dict(values)
         for name, parameter in self.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 args += kwargs.pop(name, [])
-            elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY or (
-                spread and parameter.kind in _POSITIONAL
-            ):
-                if name in kwargs:
-                    args.append(kwargs.pop(name))
-                elif parameter.default is not inspect.Parameter.empty:
-                    args.append(parameter.default)
+            elif parameter.kind in by_position and (name in kwargs or not parameter.required):
+                args.append(kwargs.pop(name, parameter.default))
         return functools.partial(self.call, *args, **kwargs)
 
 
@@ -399,8 +395,6 @@ def _hints(call: Any) -> dict[str, Any]:
 
 
 def _evaluated(hint: Any, call: Any) -> Any:
-    if hint is inspect.Parameter.empty:
-        return inspect.Parameter.empty
     if not isinstance(hint, str):
         return hint
     module = sys.modules.get(defining_module(call))
@@ -488,13 +482,8 @@ def leaf(value: Tree, hint: Any, default: Any = None) -> Any:
     parts = union_members(hint)
     if accepts_anything(hint) or collections.abc.Hashable in parts:  # every leaf is hashable
         return value
-    for part in parts:
-        # 1 == 1.0 == True in Python, so that the types are compared as well.
-        if is_literal(part) and any(
-            type(value) is type(choice) and value == choice for choice in typing.get_args(part)
-        ):
-            return value
-    if value is None and type(None) in parts:
+    literals = [each for part in parts if is_literal(part) for each in typing.get_args(part)]
+    if any(same(value, each) for each in literals) or (value is None and type(None) in parts):
         return value
     # Before the numbers: True is an instance of int.
     if isinstance(value, bool):

@@ -88,9 +88,7 @@ def same(a: Tree, b: Tree) -> bool:
         return all(same(value, b.kwargs[key]) for key, value in a.kwargs.items())
     if isinstance(a, dict):
         # The first group that matches a parameter wins, so that the order of keys counts.
-        if len(a) != len(b) or not all(same(x, y) for x, y in zip(a, b, strict=True)):
-            return False
-        return all(same(a[key], b[key]) for key in a)
+        return same([*a], [*b]) and same([*a.values()], [*b.values()])
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     # 0.0 == -0.0, but their canonical YAML differs, and with it the config's digest.

@@ -149,20 +149,15 @@ class Vocabulary:
     def ending_with(self, name: str, source: Source | None = None) -> list[signatures.Function]:
         """Returns all functions whose name ends with a name like "adamw"; raises ConfigError."""
         modules = [each for each in sys.modules if any(_lies_in(each, p) for p in self._packages)]
-        found = []
-        for full in [
-            name,
-            *(f"{root}.{name}" for root in [*self.language.modules, "optax.contrib", *modules]),
-        ]:
+        found, roots = [], [*self.language.modules, "optax.contrib", *modules]
+        for full in [name, *(f"{root}.{name}" for root in roots)]:
             with contextlib.suppress(ConfigError):
                 found.append(self.function(full, source))
         return found or [self.function(name, source)]
 
     def names(self, package: str) -> list[str]:
         """Returns the full names of the functions of a package, such as "models"; ConfigError."""
-        module, rest = self._root(f"{package}.x", [*package.split("."), "x"][:-1], None)
-        for step in rest:
-            module = self._step_into(module, step, package, None)
+        module = self._module(f"{package}.x", None)
         return [f"{package}.{name}" for name in _public_names(module)]
 
     def _check_package(self, package: str) -> None:
@@ -184,37 +179,38 @@ class Vocabulary:
         if name in self.language.nodes:
             module, _, last = self.language.nodes[name].rpartition(".")
             return getattr(importlib.import_module(module), last)
-        *steps, last = name.split(".")
-        private = next((step for step in (*steps, last) if step.startswith("_")), None)
+        private = next((step for step in name.split(".") if step.startswith("_")), None)
         if private is not None:
             raise ConfigError(
                 f"{name} is private ({private!r} begins with an underscore): a config names public"
                 " functions only.",
                 source,
             )
-        module, rest = self._root(name, steps, source)
-        for step in rest:
-            module = self._step_into(module, step, name, source)
+        module, last = self._module(name, source), name.rpartition(".")[2]
         if (found := _public_callable(module, last, source)) is None:
             raise ConfigError(self._unknown(name, module, last), source)
         return found
 
-    def _root(
-        self, name: str, steps: list[str], source: Source | None
-    ) -> tuple[ModuleType, list[str]]:
-        modules = self.language.modules
+    def _module(self, name: str, source: Source | None) -> ModuleType:
+        """Returns the module that the function of a dotted name stands in."""
+        steps, modules = name.split(".")[:-1], self.language.modules
         if steps and steps[0] in modules:
-            return importlib.import_module(modules[steps[0]]), steps[1:]
-        if (package := longest_key(self._packages, name)) and steps:
-            return _import(str(package), source), steps[str(package).count(".") + 1 :]
-        roots = [*modules, *self._packages]
-        tops = {each.split(".")[0] for each in roots}.difference(steps[:1])
-        near = nearest(steps[0], tops) if steps else None
-        hint = f"Did you mean {near + name[len(steps[0]) :]!r}? " if near else self._elsewhere(name)
-        hint += f"A name begins with {listing(roots, 12)}."
-        if not near and steps and steps[0] not in sys.stdlib_module_names:
-            hint += self._lacking(steps[0])
-        raise ConfigError(f"There is no function {name!r}. {hint}", source)
+            module, rest = importlib.import_module(modules[steps[0]]), steps[1:]
+        elif steps and (package := longest_key(self._packages, name)):
+            module = _import(str(package), source)
+            rest = steps[str(package).count(".") + 1 :]
+        else:
+            roots = [*modules, *self._packages]
+            tops = {each.split(".")[0] for each in roots}.difference(steps[:1])
+            near = nearest(steps[0], tops) if steps else None
+            hint = f"Did you mean {near + name[len(steps[0]) :]!r}? " if near else ""
+            hint = f"{hint or self._elsewhere(name)}A name begins with {listing(roots, 12)}."
+            if not near and steps and steps[0] not in sys.stdlib_module_names:
+                hint += self._lacking(steps[0])
+            raise ConfigError(f"There is no function {name!r}. {hint}", source)
+        for step in rest:
+            module = self._step_into(module, step, name, source)
+        return module
 
     def _lacking(self, first: str) -> str:
         """Says how to name the packages of a config that the vocabulary lacks, such as `first`."""

@@ -5,6 +5,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def summary(error: BaseException, package: str) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     # The file of a syntax error was never executed, so it is not in the traceback.
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno or 0})"
+        return f"{type(error).__name__}: {error.msg}{place(error.filename, error.lineno or 0)}"
     return f"{text.rstrip('.')}{where}" if (where := location(error, package)) else text
 
 
@@ -213,7 +214,7 @@ def cause(error: BaseException) -> str:
     where = location(error) or location(error, "")
     if found := _IN_TEXT.fullmatch(str(error)):  # jax passes on those of host callbacks as text
         file, line, text = found.groups()
-        where = f" ({_shown(file)}:{line})"
+        where = place(file, line)
     return f"{' '.join(text.split()).rstrip('.: ')}{where}"
 
 
@@ -230,9 +231,12 @@ def location(error: BaseException, package: str | None = None) -> str:
     return "" if error.__cause__ is None else location(error.__cause__, package)
 
 
-def place(file: str | Path, line: int) -> str:
+def place(file: str | Path, line: int | str) -> str:
     """Returns a place in the user's code as a message has it: " (nets.py:12)"."""
-    return f" ({_shown(file)}:{line})"
+    path = Path(file)
+    with suppress(ValueError, OSError):  # outside of the current folder, or that folder was removed
+        path = path.relative_to(Path.cwd())
+    return f" ({path}:{line})"
 
 
 def is_the_users(root: str, file: Path) -> bool:
@@ -242,11 +246,3 @@ def is_the_users(root: str, file: Path) -> bool:
     ours = root in ("trainer", "optim", "lockstep") or file.parent == _PACKAGE
     known = ours or root in sys.stdlib_module_names
     return not known and not installed and file.exists()
-
-
-def _shown(file: str | Path) -> str:
-    path = Path(file)
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # outside of the current folder, or that folder was removed
-        return str(path)

@@ -70,12 +70,10 @@ for _kind, _pattern, _first in SCALARS:
 def read(text: str, source: Source) -> Node | None:
     """Reads one document into a tree, or None if it is empty; raises ConfigError."""
     # Lines are counted from that of `source`; if it is 0, all values get this place.
-    loader = None
     # A `yaml.Mark` has a line too, but PyYAML also ends lines at U+0085, U+2028 and U+2029.
     ends = [match.start() for match in re.finditer("\n", text)]
     try:
-        loader = Loader(text)
-        document = loader.get_single_node()
+        document = Loader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = bisect.bisect_left(ends, mark.index) if mark else 0
@@ -87,9 +85,6 @@ def read(text: str, source: Source) -> Node | None:
         raise ConfigError(f"This is not valid YAML: {reason}.", source) from None
     except RecursionError:
         raise ConfigError("This YAML is nested too deeply: make it flatter.", source) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
     return None if document is None else _Reader(source, ends).node(document, None, 0)
 
 

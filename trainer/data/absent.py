@@ -50,10 +50,8 @@ class DeclaredData:
         import jax
 
         self.name, self.message = name, message
-        declared = (
-            f"The plan has the declared shapes of {name}, whose data are not on this machine."
-        )
-        self.plan_warnings = [f"{declared} {message}"]
+        said = f"The plan has the declared shapes of {name}, whose data are not on this machine."
+        self.plan_warnings = [f"{said} {message}"]
         self.element_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(like.element_spec)
         self.batch_size: int = like.batch_size
         self.num_examples: int = like.num_examples

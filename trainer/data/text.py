@@ -292,7 +292,8 @@ def find_files(files: str | Sequence[str]) -> list[TextFile]:
     """Returns the files that paths, folders and globs name, each once."""
     # Of a folder it takes all files below it, without those whose name or folder begins with a dot.
     # Raises ValueError if there is no such file, or one is empty, not regular or cannot be read.
-    found: list[TextFile] = []
+    # By their real paths: one that is named twice would be in the training split and another one.
+    found: dict[str, TextFile] = {}
     for pattern in [files] if isinstance(files, str) else files:
         below: list[TextFile] = []
         for path in map(str, matching(pattern)):
@@ -305,14 +306,11 @@ def find_files(files: str | Sequence[str]) -> list[TextFile]:
                 f"files has {_nothing(pattern)}. Give paths of texts, of folders with texts, or "
                 "globs such as 'books/*.txt'."
             )
-        found += below
+        for each in below:
+            found.setdefault(each.real, each)
     if not found:
         raise ValueError("files is an empty list. Give at least one file, folder or glob.")
-    # A file that is named twice would be in the training split and in another one.
-    once: dict[str, TextFile] = {}
-    for each in found:
-        once.setdefault(each.real, each)
-    return list(once.values())
+    return list(found.values())
 
 
 def _nothing(pattern: str) -> str:

@@ -74,15 +74,11 @@ def replay(
     batch = program.feed.batch(batch_index)
     if event is not None and event["batch_sha256"] != digest_batch(batch):
         lines.append("The batch is not the one that the run recorded: the data changed.")
-    record = read_record(folder / "run.json")
-    old = None if record is None else record["fingerprint"].get("code")
-    changes = (
-        []
-        if old is None
-        else fingerprint_differences({"code": old}, {"code": code.hashes(vocabulary)})
-    )
-    said = "The code is not that of the run"
-    lines += [f"{said}: {str(change).partition(': ')[2]}." for change in changes]
+    record = read_record(folder / "run.json") or {"fingerprint": {}}
+    if (old := record["fingerprint"].get("code")) is not None:
+        changes = fingerprint_differences({"code": old}, {"code": code.hashes(vocabulary)})
+        said = "The code is not that of the run"
+        lines += [f"{said}: {str(change).partition(': ')[2]}." for change in changes]
     if (fault := find_fault(program, batch)) is not None:
         lines.append(f"{fault}.")
     found = _compute_with_checks(program, state, batch, step, batch_index)
@@ -242,15 +238,11 @@ def find_origins(
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
     leaves = []
     for name, argument in zip(names, arguments, strict=True):
-        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
-            inner = jax.tree_util.keystr(path, simple=True, separator="/")
+        for inner, leaf in flatten(argument, verbatim=True).items():
             leaves.append(_input(leaf, "/".join(filter(None, (name, inner)))))
     values = _run(closed, leaves)
     results = jax.tree.unflatten(jax.tree.structure(shape), [value.data for value in values])
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_flatten_with_path(results)[0]
-    ]
+    paths = flatten(results, verbatim=True)
     return results, {p: v.origin for p, v in zip(paths, values, strict=True) if v.origin}
 
 

@@ -205,7 +205,7 @@ def _compare(whole: Path, killed: Path, half: int) -> tuple[list[str], bool]:
 
 def _first_metric(whole: Path, killed: Path) -> FirstDifference | None:
     """Returns the first difference in metrics.jsonl of two runs, except for timings."""
-    rows = [_rows(folder) for folder in (whole, killed)]
+    rows = [{row["step"]: _texts(row) for row in writers.read_metrics(x)} for x in (whole, killed)]
     for step in sorted({*rows[0], *rows[1]}):
         one, two = (side.get(step, {}) for side in rows)
         for name in dict.fromkeys([*one, *two]):
@@ -214,15 +214,12 @@ def _first_metric(whole: Path, killed: Path) -> FirstDifference | None:
     return None
 
 
-def _rows(folder: Path) -> dict[int, dict[str, str]]:
-    """Returns step -> name -> text of the value; as texts, two NaNs are equal."""
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns name -> text of the value; as texts, two NaNs are equal."""
     return {
-        row["step"]: {
-            name: "NaN" if isinstance(x, float) and math.isnan(x) else repr(x)
-            for name, x in row.items()
-            if not name.startswith("perf/")
-        }
-        for row in writers.read_metrics(folder)
+        name: "NaN" if isinstance(x, float) and math.isnan(x) else repr(x)
+        for name, x in row.items()
+        if not name.startswith("perf/")
     }
 
 

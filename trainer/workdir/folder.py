@@ -103,8 +103,7 @@ class Workdir:
                 # Its tokenizer, and TensorBoard's files, have the values of the old config.
                 for file in (self.path / TOKENIZER_FILE, *self.path.glob("events.out.*")):
                     file.unlink(missing_ok=True)
-            given = (commits or {}, files, tokenizer, step_program)
-            self._record = begin(before, fingerprint, self.lock.epoch, self.changes, *given)
+            self._record = self._begin(before, fingerprint, commits or {}, files, tokenizer)
             self.write("config.yaml", configs.file_text(config))
             for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
                 if text is not None:
@@ -114,16 +113,57 @@ class Workdir:
             self._save_record()
             # Delete the summary of the previous process: the run has not ended.
             (self.path / SUMMARY_FILE).unlink(missing_ok=True)
-        except OSError as e:
+        except BaseException as e:
             self.lock.close()
-            raise self._unwritable(e) from e
-        except WorkdirTakenOver as e:  # another process took over at the same moment, and won
-            self.lock.close()
-            raise UserError(str(e)) from e
-        except BaseException:
-            self.lock.close()
+            if isinstance(e, OSError):
+                raise self._unwritable(e) from e
+            if isinstance(e, WorkdirTakenOver):  # another process took over, and won
+                raise UserError(str(e)) from e
             raise
         self._log_changes(begun)
+
+    def _begin(
+        self,
+        before: dict[str, Any] | None,
+        fingerprint: Mapping[str, Any],
+        commits: Mapping[str, Any],
+        files: Sequence[Mapping[str, Any]],
+        tokenizer: str | None,
+    ) -> dict[str, Any]:
+        """Returns the run's record with an entry for this process at the end of its lineage."""
+        # `before` is the record that earlier processes left, and None for the first one. `files`
+        # has name, path and hash of each file that the config was read from.
+        lineage = list(before["lineage"]) if before else []
+        for entry in lineage:
+            # A process that was not killed has recorded its end, in `Workdir.close`.
+            if entry.get("exit") is None:
+                entry["exit"] = "killed"
+        # Carry over the lost rows of a run that was stopped or killed: no exit code tells of them.
+        ended = not lineage or lineage[-1].get("exit") not in ("stopped", "killed")
+        lost_rows = [] if ended else list(lineage[-1].get("lost_rows", []))
+        lineage.append(
+            {
+                "began": now(),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "epoch": self.lock.epoch,
+                "command": [sys.executable, *sys.orig_argv[1:]],
+                "fingerprint": fingerprint_digest(fingerprint),
+                "changed": [str(change) for change in self.changes],
+                "config_files": [dict(file) for file in files],
+                "vocabulary": dict(commits),
+                "restored": None,
+                "rows": None,
+                "lost_rows": lost_rows,
+                "exit": None,
+            }
+        )
+        record = {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+        if self._step_program is not None:
+            record["step_program"] = self._step_program
+        if tokenizer is not None:
+            record["tokenizer"] = _sha256(tokenizer.encode())
+        return record
 
     def _log_changes(self, begun: bool) -> None:
         for change in self.changes:
@@ -378,54 +418,6 @@ def _is_an_output_of_ours(file: Path) -> bool:
 
 # Of which run.json has the hashes, besides metrics.jsonl.
 _FILES = (SUMMARY_FILE, "config.yaml", "config_full.yaml")
-
-
-def begin(
-    before: dict[str, Any] | None,
-    fingerprint: Mapping[str, Any],
-    epoch: int,
-    changes: Sequence[Change],
-    commits: Mapping[str, Any],
-    files: Sequence[Mapping[str, Any]],
-    tokenizer: str | None = None,
-    step_program: str | None = None,
-) -> dict[str, Any]:
-    """Returns a run's record with an entry for this process at the end of its lineage."""
-    # `before` is the record that earlier processes left, and None for the first one. `epoch` is
-    # that of its lock, and `files` has name, path and hash of each file that the config was read
-    # from. `tokenizer` is the content of tokenizer.json, None if the run writes none;
-    # `step_program` the digest of the program of a training step, None if it is not known.
-    lineage = list(before["lineage"]) if before else []
-    for entry in lineage:
-        # A process that was not killed has recorded its end, in `Workdir.close`.
-        if entry.get("exit") is None:
-            entry["exit"] = "killed"
-    # Carry over the lost rows of a run that was stopped or killed: no exit code tells of them yet.
-    ended = not lineage or lineage[-1].get("exit") not in ("stopped", "killed")
-    lost_rows = [] if ended else list(lineage[-1].get("lost_rows", []))
-    lineage.append(
-        {
-            "began": now(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "epoch": epoch,
-            "command": [sys.executable, *sys.orig_argv[1:]],
-            "fingerprint": fingerprint_digest(fingerprint),
-            "changed": [str(change) for change in changes],
-            "config_files": [dict(file) for file in files],
-            "vocabulary": dict(commits),
-            "restored": None,
-            "rows": None,
-            "lost_rows": lost_rows,
-            "exit": None,
-        }
-    )
-    record = {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
-    if step_program is not None:
-        record["step_program"] = step_program
-    if tokenizer is not None:
-        record["tokenizer"] = _sha256(tokenizer.encode())
-    return record
 
 
 def check_tokenizer(folder: Path) -> None:
