@@ -86,17 +86,17 @@ class _CrossEntropy:
                     f"{key!r} is {target.dtype}. Compute the loss from `outputs.whole()` in a loss "
                     "of your own."
                 )
-            _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
+            check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
             return _chunked(outputs, target, self.label_smoothing, batch.get("mask"))
         check_outputs(outputs, batch, name)
         log_probabilities = jax.nn.log_softmax(outputs.astype(jnp.float32), axis=-1)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            _check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
+            check_shape(target, outputs.shape[:-1], outputs.shape, key, name)
             # A negative index would count from the last class.
             index = jnp.where(target < 0, outputs.shape[-1], target)[..., None]
             log_likelihood = jnp.take_along_axis(log_probabilities, index, axis=-1)[..., 0]
         else:
-            _check_shape(target, outputs.shape, outputs.shape, key, name)
+            check_shape(target, outputs.shape, outputs.shape, key, name)
             log_likelihood = jnp.sum(target.astype(jnp.float32) * log_probabilities, axis=-1)
         smoothing = self.label_smoothing
         # A traced value may be any; one that is known to be 0 needs no mean over the classes.
@@ -144,7 +144,7 @@ def sigmoid_binary_cross_entropy(labels: str = "label") -> Loss:
         target = pick(batch, labels, name)
         if jnp.issubdtype(target.dtype, jnp.integer) and target.shape == outputs.shape[:-1]:
             target = jax.nn.one_hot(target, outputs.shape[-1])
-        _check_shape(target, outputs.shape, outputs.shape, labels, name)
+        check_shape(target, outputs.shape, outputs.shape, labels, name)
         logits, target = outputs.astype(jnp.float32), target.astype(jnp.float32)
         # log_sigmoid(-x) is log(1 - sigmoid(x)), without its cancellation for large x.
         likelihood = target * jax.nn.log_sigmoid(logits)
@@ -175,7 +175,7 @@ def squared_error(targets: str = "target") -> Loss:
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         check_array(outputs, batch, "losses.squared_error")
         target = pick(batch, targets, "losses.squared_error")
-        _check_shape(target, outputs.shape, outputs.shape, targets, "losses.squared_error")
+        check_shape(target, outputs.shape, outputs.shape, targets, "losses.squared_error")
         return over_features(jnp.square(outputs.astype(jnp.float32) - target.astype(jnp.float32)))
 
     return loss
@@ -212,7 +212,7 @@ def huber(delta: float = 1.0, targets: str = "target") -> Loss:
     def loss(outputs: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         check_array(outputs, batch, "losses.huber")
         target = pick(batch, targets, "losses.huber")
-        _check_shape(target, outputs.shape, outputs.shape, targets, "losses.huber")
+        check_shape(target, outputs.shape, outputs.shape, targets, "losses.huber")
         error = jnp.abs(outputs.astype(jnp.float32) - target.astype(jnp.float32))
         # Without a branch: e²/2 up to delta, and delta²/2 + delta (|e| - delta) above it.
         quadratic = jnp.minimum(error, delta)
@@ -267,7 +267,7 @@ def check_outputs(outputs: Any, batch: Mapping[str, jax.Array], name: str) -> No
     )
 
 
-def _check_shape(
+def check_shape(
     target: jax.Array, wanted: tuple[int, ...], outputs: tuple[int, ...], key: str, name: str
 ) -> None:
     """Raises ValueError if a target does not have the shape that the model's outputs need."""

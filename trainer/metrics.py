@@ -17,7 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from trainer.logits import ChunkedLogits
-from trainer.losses import check_array, check_outputs, over_features, per_position, pick
+from trainer.losses import (
+    check_array,
+    check_outputs,
+    check_shape,
+    over_features,
+    per_position,
+    pick,
+)
 
 __all__ = [
     "accuracy",
@@ -364,8 +371,9 @@ def _mean_error(name: str, targets: str, size: Callable[..., jax.Array]) -> Any:
 
     def error(*, outputs: Any, batch: Any, **_: Any) -> jax.Array:
         check_array(outputs, batch, name)
-        wanted = jnp.asarray(pick(batch, targets, name)).astype(jnp.float32)
-        return over_features(size(outputs.astype(jnp.float32) - wanted))
+        wanted = jnp.asarray(pick(batch, targets, name))
+        check_shape(wanted, outputs.shape, outputs.shape, targets, name)
+        return over_features(size(outputs.astype(jnp.float32) - wanted.astype(jnp.float32)))
 
     return _SmallerIsBetter.from_fun(error)
 

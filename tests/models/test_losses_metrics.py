@@ -204,6 +204,13 @@ def test_every_example_counts_once_for_any_batch_size(size: int):
     assert absolute == pytest.approx(abs(logits - targets).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mean_squared_error", "mean_absolute_error"])
+def test_an_error_is_not_computed_between_all_outputs_and_all_targets(name: str):
+    outputs, batch = jnp.ones((6, 1)), {"target": jnp.ones(6)}
+    with pytest.raises(ValueError, match=r"of shape \(6, 1\) for outputs of shape \(6, 1\), but"):
+        getattr(metrics, name)().from_model_output(outputs=outputs, batch=batch)
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("size", [7, 50, 200])
 def test_metrics_of_a_class_are_those_of_scikit_learn(classes: int, size: int):
