@@ -353,7 +353,8 @@ def _wrong_kind(groups: Mapping[str, Any], lookahead: Any, readout: Any) -> str 
         return "An optimizer needs at least one group; give groups={'all': group('.*', ...)}."
     for name, one in groups.items():
         if not isinstance(one, Group):
-            return f"The group {name!r} must be made by optim.group(match, optimizer), got {one!r:.60}."
+            made = "must be made by optim.group(match, optimizer)"
+            return f"The group {name!r} {made}, got {one!r:.60}."
     if not isinstance(lookahead, EmaNesterov | OuterNesterov | None):
         return (
             f"lookahead must be made by optim.ema_nesterov or optim.outer_nesterov, got "
