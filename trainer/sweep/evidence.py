@@ -37,6 +37,7 @@ from trainer.sweep.ledger import (
     file_digest,
     files_in,
     read_ledger,
+    readable,
     results_in,
 )
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
@@ -83,14 +84,12 @@ def examine(
     """Checks the results of a sweep, also while it is computed; UserError if it cannot be read."""
     # `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
     # also of trials whose files the ledger has.
-    try:
+    with readable(folder):
         for _ in range(_LOOKS):
             before = _size(folder)
             found = _Examination(folder, outcomes, thorough).evidence()
             if not found.faults or _size(folder) == before:
                 break
-    except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
     return found
 
 

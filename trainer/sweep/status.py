@@ -3,7 +3,6 @@
 `render` describes the sweep, and `describe_trial` one trial with its config and its result.
 """
 
-import contextlib
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from trainer.sweep.code_changes import CodeChange, change_sentences, changes_in,
 from trainer.sweep.final import ArmSearch, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps, waiting_folder
-from trainer.sweep.ledger import read_ledger
+from trainer.sweep.ledger import read_ledger, readable
 from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name
 from trainer.sweep.plan_file import work_command
 from trainer.sweep.running import WaveStatus, read_waves
@@ -115,16 +114,8 @@ class SweepReader:
     def read(self) -> Status:
         """Returns what is in the folder now."""
         # Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
-        with self._readable():
+        with readable(self.path):
             return self._read()
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            name = error.filename or self.path
-            raise UserError(f"{name} cannot be read: {error.strerror}.") from error
 
     def _read(self) -> Status:
         if self._folder.refresh():
@@ -143,8 +134,6 @@ class SweepReader:
         arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.searched]
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
-        ended = {*self._outcomes, *unreadable}
-        none_follow = found is not None or not self.plan.final_seeds
         status = Status(
             arms=tuple(arms),
             waves=waves,
@@ -152,7 +141,7 @@ class SweepReader:
             unreadable=unreadable,
             damaged=damaged,
             final=None if found is None else final,
-            complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
+            complete=not left and (found is not None or not self.plan.final_seeds),
             seconds=None,
             waiting=self._waiting,
         )
@@ -161,7 +150,7 @@ class SweepReader:
     def code_changes(self) -> tuple[CodeChange, ...]:
         """Returns the changes of the user's code, from the ledger."""
         # Raises UserError if the disk cannot be read.
-        with self._readable():
+        with readable(self.path):
             return tuple(changes_in(read_ledger(self.path)))
 
     def program_of(self, trial: Trial) -> SharedProgram:
