@@ -484,29 +484,27 @@ class SweepFolder:
         # extended after they were chosen, and then their results were judged.
         finals, plan = self.final_trials() or {}, self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
-        for file, kind, why in (
-            (CUTS_FILE, "cuts", "at the cuts others went on in their place"),
-            (POINTS_FILE, "asks", "later points were chosen without them"),
-        ):
-            affected = any(getattr(plan.arms[arm], kind) is not None for arm, _ in lost)
-            if affected and (self.path / file).exists():
-                raise UserError(
-                    f"Trials of the search failed, such as {failed[0]}, and {why}. Compute the"
-                    " sweep anew in another folder. Nothing was changed."
-                )
-        if not lost or not finals:
+        arms, why = [plan.arms[arm] for arm, _ in lost], ""
+        anew = "Compute the sweep anew in another folder."
+        if any(arm.cuts for arm in arms) and (self.path / CUTS_FILE).exists():
+            why = f"at the cuts others went on in their place. {anew}"
+        elif any(arm.asks for arm in arms) and (self.path / POINTS_FILE).exists():
+            why = f"later points were chosen without them. {anew}"
+        elif not lost or not finals:
             return []
-        if not self.is_complete():
-            raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and the winners that were"
-                f" chosen without them have not ended. Let `python -m trainer sweep work"
-                f" {self.path}` end first, without --failed. Nothing was changed."
+        elif not self.is_complete():
+            why = (
+                "the winners that were chosen without them have not ended. Let `python -m trainer"
+                f" sweep work {self.path}` end first, without --failed."
             )
-        if len(read_choices(self.path, plan)) > 1:
+        elif len(read_choices(self.path, plan)) > 1:
+            why = (
+                "the sweep was extended after winners had been chosen without them: these cannot"
+                f" be chosen again. {anew}"
+            )
+        if why:
             raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and the sweep was extended"
-                " after winners had been chosen without them: these cannot be chosen again."
-                " Compute the sweep anew in another folder. Nothing was changed."
+                f"Trials of the search failed, such as {failed[0]}, and {why} Nothing was changed."
             )
         if plan.ladder is not None:
             for arm in plan.arms.keys() - plan.searched:  # those that take what was found below
