@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, log10
 from typing import Any, Literal
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
@@ -392,9 +391,8 @@ def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
     count = sweep.searches or max(listed.values(), default=1)
     for name, lists in listed.items():
         if lists != count:
-            has = "one list of trials, which every search would repeat"
-            if lists > 1:
-                has = f"trials for {plural(lists, 'search')}"
+            alone = "one list of trials, which every search would repeat"
+            has = alone if lists == 1 else f"trials for {plural(lists, 'search')}"
             raise ConfigError(
                 f"The arm {name!r} has {has}, and the sweep has {plural(count, 'search')}: give"
                 " method.explicit a list of trials for each search, use method.sobol, or change"
@@ -564,8 +562,8 @@ def check_kept(definition: Definition, plan: Plan) -> None:
     claims = definition.sweep.claims
     if claims is None or (size := kept_bytes(plan)) <= claims.most_bytes:
         return
-    unit = 10 ** max(0, int(log10(size)) - 1)
-    enough = f"{ceil(size / unit) * unit:_}"
+    unit = 10 ** max(0, int(math.log10(size)) - 1)
+    enough = f"{math.ceil(size / unit) * unit:_}"
     sources = definition.config.sources
     raise ConfigError(
         f"With claims, the runs would keep states of {size:,} bytes together, and at most"

@@ -298,9 +298,7 @@ def _arm(folder: Path, name: str, revision: Mapping[str, Any]) -> PlannedArm:
     try:
         found = hashlib.sha256(read_regular(file)).hexdigest()
     except FileNotFoundError as error:
-        raise UserError(
-            f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."
-        ) from error
+        raise UserError(f"{file} is missing: {_ADVICE}") from error
     if found != entry["config"]:
         raise UserError(
             f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"

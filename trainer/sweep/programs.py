@@ -292,9 +292,8 @@ def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Tr
 
 
 def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None) -> Program:
-    if elsewhere is None:
-        return load_located(config, vocabulary)
-    return load_located(config, vocabulary, declared=True, devices=elsewhere.devices)
+    devices = elsewhere and elsewhere.devices
+    return load_located(config, vocabulary, declared=elsewhere is not None, devices=devices)
 
 
 def _check_vmap(plan: Plan, arm: ArmConfig, program: Program) -> None:
@@ -398,9 +397,7 @@ def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> Iterator[str]:
     """Says which paths of an arm make more than one program."""
     trials = [each.first for each in every]
     for path in trials[0].values if len(every) > 1 else ():
-        values: dict[str, Tree] = {}
-        for trial in trials:
-            values.setdefault(brief(trial.values[path]), trial.values[path])
+        values = {brief(trial.values[path]): trial.values[path] for trial in trials}
         constant = next((x.constants[path] for x in every if path in x.constants), None)
         numbers = all(map(is_number, values.values()))
         lifted = all(path in each.program.inputs for each in every)
@@ -528,13 +525,13 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
             "The goal has select_on: test, so that values of winners on the test split are better"
             " than on other data. The data set has a validation split: leave select_on out."
         )
-    if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is None:
-        return found
-    return [
-        *found,
-        f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric} are"
-        f" better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in Gin).",
-    ]
+    if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is not None:
+        found.append(
+            f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric}"
+            f" are better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in"
+            " Gin)."
+        )
+    return found
 
 
 _SHARE = 0.5  # the part of the memory that the states of a wave may take
