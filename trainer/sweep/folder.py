@@ -366,10 +366,9 @@ class SweepFolder:
         start = starts.get(first.folder)
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
-        alike = [arm]  # the arms with trials that may be in one wave: all of a branch begin alike
-        if self.plan.branch is not None:
-            arms = self.plan.arms
-            alike = [name for name in arms if arms[name].cuts == arms[arm].cuts]
+        # The arms with trials that may be in one wave: all of a branch begin alike.
+        arms, branch = self.plan.arms, self.plan.branch
+        alike = [x for x in arms if x == arm or (branch and arms[x].cuts == arms[arm].cuts)]
         same = [
             trial
             for trial in left

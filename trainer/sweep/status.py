@@ -89,12 +89,9 @@ class SweepReader:
     # Raises UserError if the folder is not that of a sweep, or its plan is damaged.
 
     def __init__(self, path: Path):
-        if not (path / "plan.json").exists():
-            above = next((x for x in path.absolute().parents if (x / "plan.json").exists()), None)
-            if above is not None:
-                raise UserError(
-                    f"{path} is in the folder of a sweep, which is {above}: name that one."
-                )
+        around = (x for x in path.absolute().parents if (x / "plan.json").exists())
+        if not (path / "plan.json").exists() and (above := next(around, None)):
+            raise UserError(f"{path} is in the folder of a sweep, which is {above}: name that one.")
         self.path = path
         self._outcomes: dict[str, Summary] = {}
         self._folder = SweepFolder(path)
@@ -199,12 +196,12 @@ class SweepReader:
         for trial in of_arm:
             program, outcome = self.program_of(trial), outcomes.get(trial.folder)
             steps += program.updates
-            if outcome is None:
-                wave, waited = in_wave.get(trial.folder), self._waiting.get(trial.folder, 0)
-                step = waited if wave is None else max(wave.step, waited)
-                steps_done += program.updates_until(step)
-            else:
-                steps_done += program.updates_until(outcome.step) if cut else program.updates
+            step = self._waiting.get(trial.folder, 0)
+            if outcome is not None:
+                step = outcome.step if cut else program.steps
+            elif (wave := in_wave.get(trial.folder)) is not None:
+                step = max(wave.step, step)
+            steps_done += program.updates_until(step)
         if cut:
             steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
             steps_done = steps if len(ends) == len(of_arm) else min(steps, steps_done)
@@ -420,12 +417,11 @@ def best_runs(folder: Path) -> dict[str, list[Path]]:
     reader = SweepReader(folder)
     status = reader.read()
     found: dict[str, list[Path]] = {}
+    ends = {name: outcome.end for name, outcome in status.outcomes.items()}
     for arm in status.arms:  # the final runs come last, and replace those of the search
         trials = status.final or () if arm.final else reader.plan.trials
         best = [t for t in trials if t.arm == arm.arm and arm.best.get(t.search) == t.number]
-        outcomes = [(t, status.outcomes.get(t.folder)) for t in best]
-        done = [folder / t.folder for t, outcome in outcomes if outcome and outcome.end == "done"]
-        if done:
+        if done := [folder / t.folder for t in best if ends.get(t.folder) == "done"]:
             names = [name.replace("/", " ") for name in arm.points]
             several = f"{arm.arm}, {plural(len(names), 'search')}"
             found[names[0] if list(arm.best) == [0] else several] = done
@@ -487,10 +483,9 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
     """Returns a sentence about a name that is not that of a trial, and what there is."""
     first, *rest = name.removeprefix("trials/").split("/")
     if first == "final" and rest and rest[0] in reader.plan.arms:
-        if final := [trial for trial in trials if trial.final and trial.arm == rest[0]]:
-            seeds = listing([str(trial.seed) for trial in final])
-            return f"There is no final run {name!r}: {rest[0]} has the seeds {seeds}."
-        return f"There is no final run {name!r}: {rest[0]} has none yet."
+        own = [str(trial.seed) for trial in trials if trial.final and trial.arm == rest[0]]
+        has = f"the seeds {listing(own)}" if own else "none yet"
+        return f"There is no final run {name!r}: {rest[0]} has {has}."
     if first not in reader.plan.arms:
         hint = known_names(rest[0] if first == "final" and rest else first, reader.plan.arms)
         return f"There is no trial {name!r}, because no arm has this name. {hint}"

@@ -299,8 +299,7 @@ class Worker:
         plan = make_plan(program, first.config)
         data = located_fingerprint(program, first.config)
         traits = self._traits(claim.program, program, data)
-        with self.folder.locked_ledger() as ledger:  # raises CodeChanged, unless that is allowed
-            changed_hashes(self.folder.path, ledger, traits, self._allowed)
+        self._compare(traits)
         start = time.perf_counter()
         program.compile(program.abstract_state())
         self._log(f"Compiled in {time.perf_counter() - start:.1f} s.")
@@ -323,6 +322,11 @@ class Worker:
             name = f"{code.STEP} of {shared.first} ({fingerprint_digest({'given': given})})"
             traits[name] = program.step_digest
         return traits
+
+    def _compare(self, traits: Mapping[str, str]) -> None:
+        """Raises CodeChanged if the ledger has other `_traits`, unless that is allowed."""
+        with self.folder.locked_ledger() as ledger:
+            changed_hashes(self.folder.path, ledger, traits, self._allowed)
 
     def _note(self, traits: Mapping[str, str]) -> None:
         """Adds `_traits` to the ledger, once."""
