@@ -68,11 +68,10 @@ def read_wave(file: Path) -> WaveContent:
 class WaveClaim:
     """A wave that this process alone computes, until `close`."""
 
-    name: str  # of the wave, from its trials
     trials: tuple[Trial, ...]  # in order
     alone: bool  # whether its one trial is computed as a run of its own
     file: Path  # waves/NAME.json, whose lock this process holds
-    path: Path  # waves/NAME, the folder of the wave
+    path: Path  # waves/NAME, the folder of the wave; the name is a hash of its trials
     start: int  # the step from which on its trials are computed, at which they waited; 0 at first
     until: int | None  # the cut to which they are computed; None for the last step
     program: int  # the index of its program in the plan
@@ -424,7 +423,6 @@ class SweepFolder:
             self.presence.announce(file.stem)
             stack.pop_all()
         return WaveClaim(
-            name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
             alone=content["alone"],
             file=file,

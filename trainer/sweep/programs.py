@@ -375,6 +375,8 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
     """Returns a tree without the values of inputs."""
     # The arguments of calls are removed, because a default is an input as well: configs that differ
     # in whether they repeat a default are one program. Other values are replaced by a mark.
+    if path in inputs and is_number(tree):
+        return _INPUT
     items = {
         key: _without_inputs(child, inputs, join(path, key))
         for key, child in child_trees(tree).items()
@@ -386,11 +388,7 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
             # Of where a run starts, only the step matters to what is computed.
             kept["warm_start"] = {k: x for k, x in start.items() if k in ("continue", "step")}
         return Call(tree.name, kept, tree.partial)
-    if isinstance(tree, dict):
-        return items
-    if isinstance(tree, list):
-        return list(items.values())
-    return _INPUT if path in inputs and is_number(tree) else tree
+    return list(items.values()) if isinstance(tree, list) else items or tree
 
 
 def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> Iterator[str]:

@@ -308,7 +308,7 @@ class Wave:
         lineage = [] if before is None else list(before["lineage"])
         lineage += [
             {key: entry[key] for key in entry if key not in _OF_THE_MACHINE}
-            | {"wave": self.claim.name, "trials": len(self.claim.trials)}
+            | {"wave": self.path.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
         with contextlib.suppress(OSError):  # how many processes want each core
