@@ -1,6 +1,5 @@
 """Formats the plan of a sweep as plain text, for the terminal."""
 
-import collections
 import math
 from collections.abc import Iterator, Sequence
 
@@ -202,19 +201,19 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
         last = ["trials that fit"]
     rows: list[Sequence[str]] = [["program", "waves", "trials of a wave", "memory", *last]]
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
-        names = [plan.by_name[name].arm for name in program.trials]
         # A rung of a ladder that is not searched has the runs of winners only.
-        names = names or [*program.arms] * len(plan.final_seeds) * len(plan.offsets)
-        # Arms of a branch share waves.
-        arms = collections.Counter(arm if plan.branch is None else "" for arm in names)
-        room = None if memory is None else memory.limit
+        winners = dict.fromkeys(program.arms, len(plan.final_seeds) * len(plan.offsets))
+        counts = [*(program.counts or winners).values()]
+        if plan.branch is not None:  # arms of a branch share waves
+            counts = [sum(counts)]
+        room = memory and memory.limit
         fit = most_side_by_side(program.state_bytes, 1, need.temporary_bytes, room)
         bounds = (useful_width(program.flops * program.updates), fit)
         if (vmap := plan.vmap) is not None:
             bounds = (vmap,)
-        widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
-        waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
-        widest = max(widths.values())
+        widths = [wave_width(count, *bounds) for count in counts]
+        waves = sum(math.ceil(count / width) for count, width in zip(counts, widths, strict=True))
+        widest = max(widths)
         size = widest * program.state_bytes + (need.temporary_bytes or 0)
         row = [str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB"]
         if need.step_seconds is not None:

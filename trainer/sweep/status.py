@@ -355,42 +355,38 @@ def _winners(status: Status, plan: Plan) -> list[str]:
     if status.final is None:
         return []
     splits = dict.fromkeys((plan.goal.select_on, "test"))
-    searches = range(len(plan.offsets))
-    heads = [str(seed) for seed in plan.final_seeds]
-    if len(searches) > 1:
-        heads = [f"search {search}" for search in searches]
+    searches, several = range(len(plan.offsets)), len(plan.offsets) > 1
+    heads = [f"search {x}" for x in searches] if several else [*map(str, plan.final_seeds)]
     rows: list[Sequence[str]] = [("winner", "split", "mean", *heads)]
     for arm in plan.arms:
         trials = [trial for trial in status.final if trial.arm == arm]
         groups = [[trial] for trial in trials]
-        if len(searches) > 1:
+        if several:
             groups = [[trial for trial in trials if trial.search == s] for s in searches]
         for split in splits if trials else ():
             name = "" if split != plan.goal.select_on else arm
-            if name and len(searches) == 1:
+            if name and not several:
                 name += f" {trials[0].point}"
             row = PREFIXES[split] + plan.goal.metric
             outcomes = [[status.outcomes.get(trial.folder) for trial in group] for group in groups]
-            means = [_mean_or_word(group, row) for group in outcomes]
-            values = [value if isinstance(value, float) else None for value in means]
-            cells = [value if isinstance(value, str) else shown_metric(value) for value in means]
-            rows.append((name, split, shown_metric(mean(values)), *cells))
+            cells = [_mean_or_word(group, row) for group in outcomes]
+            whole = mean([value for value, _ in cells])
+            rows.append((name, split, shown_metric(whole), *(text for _, text in cells)))
     title = f"{plan.goal.metric} of the winners, run again on seeds that no trial used:"
     none = status.without_winner
     lines = [f"{arm} has no winner: every trial diverged or failed." for arm in none]
     return [title, *table(rows, right=range(2, 3 + len(heads))), *lines]
 
 
-def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> float | str:
-    """Returns the mean over the seeds of a winner, or why there is none."""
-    values = []
+def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> tuple[float | None, str]:
+    """Returns the mean over the seeds of a winner, and the same as text, or why there is none."""
     for outcome in outcomes:
         if outcome is not None and outcome.end != "done":
-            return outcome.end
+            return None, outcome.end
         if outcome is None or row not in outcome.metrics:
-            return "-"
-        values.append(outcome.metrics[row])
-    return "-" if (found := mean(values)) is None else found
+            return None, "-"
+    found = mean([outcome.metrics[row] for outcome in outcomes if outcome is not None])
+    return found, shown_metric(found)
 
 
 def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
