@@ -37,7 +37,7 @@ from trainer.sweep.ledger import (
     file_digest,
     files_in,
     read_ledger,
-    readable,
+    refuse_unreadable,
     results_in,
 )
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
@@ -84,7 +84,7 @@ def examine(
     """Checks the results of a sweep, also while it is computed; UserError if it cannot be read."""
     # `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
     # also of trials whose files the ledger has.
-    with readable(folder):
+    with refuse_unreadable(folder):
         for _ in range(_LOOKS):
             before = _size(folder)
             found = _Examination(folder, outcomes, thorough).evidence()

@@ -94,7 +94,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def refuse_unreadable(folder: Path) -> Iterator[None]:
     """Raises UserError if something in the folder of a sweep cannot be read within."""
     try:
         yield

@@ -119,10 +119,12 @@ class Presence:
     def _probe(self) -> None:
         """Looks until it is known which of the others live, for a few beats at most."""
         end = time.monotonic() + _PROBED * locks.BEAT
-        self.find_living()
-        while any(not seen.moved for seen in self._seen.values()) and time.monotonic() <= end:
-            time.sleep(locks.BEAT / 20)
+        while True:
             self.find_living()
+            undecided = any(not seen.moved for seen in self._seen.values())
+            if not undecided or time.monotonic() > end:
+                return
+            time.sleep(locks.BEAT / 20)
 
     def announce(self, wave: str | None) -> None:
         """Tells others which wave this process computes; None for no wave any more."""

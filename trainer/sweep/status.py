@@ -18,7 +18,7 @@ from trainer.sweep.code_changes import CodeChange, change_sentences, changes_in,
 from trainer.sweep.final import ArmSearch, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps, waiting_folder
-from trainer.sweep.ledger import read_ledger, readable
+from trainer.sweep.ledger import read_ledger, refuse_unreadable
 from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name
 from trainer.sweep.plan_file import work_command
 from trainer.sweep.running import WaveStatus, read_waves
@@ -111,7 +111,7 @@ class SweepReader:
     def read(self) -> Status:
         """Returns what is in the folder now."""
         # Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
-        with readable(self.path):
+        with refuse_unreadable(self.path):
             return self._read()
 
     def _read(self) -> Status:
@@ -147,7 +147,7 @@ class SweepReader:
     def code_changes(self) -> tuple[CodeChange, ...]:
         """Returns the changes of the user's code, from the ledger."""
         # Raises UserError if the disk cannot be read.
-        with readable(self.path):
+        with refuse_unreadable(self.path):
             return tuple(changes_in(read_ledger(self.path)))
 
     def program_of(self, trial: Trial) -> SharedProgram:
