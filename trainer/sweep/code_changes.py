@@ -16,7 +16,7 @@ from trainer.config.tree import functions
 from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
-from trainer.sweep.ledger import Ledger, LedgerWriter
+from trainer.sweep.ledger import Ledger, LedgerWriter, refuse_unreadable
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
@@ -88,10 +88,8 @@ def changed_hashes(
 def refuse_changed_code(folder: Path, found: Mapping[str, str], allowed: Sequence[str]) -> None:
     """Raises UserError for changed code before anything is done in the folder of a sweep."""
     # It does so as well if the ledger cannot be read. For the arguments, see `changed_hashes`.
-    try:
+    with refuse_unreadable(folder):
         changed_hashes(folder, LedgerWriter(folder), found, allowed)
-    except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
 def note_code(

@@ -37,6 +37,7 @@ from trainer.sweep.ledger import (
     file_digest,
     files_in,
     read_ledger,
+    refuse_unreadable,
     results_in,
 )
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, unlike_examples
@@ -83,14 +84,12 @@ def examine(
     """Checks the results of a sweep, also while it is computed; UserError if it cannot be read."""
     # `outcomes` is folder of a trial -> its outcome; None to read them. `thorough` reads the rows
     # also of trials whose files the ledger has.
-    try:
+    with refuse_unreadable(folder):
         for _ in range(_LOOKS):
             before = _size(folder)
             found = _Examination(folder, outcomes, thorough).evidence()
             if not found.faults or _size(folder) == before:
                 break
-    except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
     return found
 
 
@@ -107,7 +106,13 @@ class _Examination:
         self._folder, self._thorough = folder, thorough
         self._faults: list[Fault] = []
         self._absent = 0
-        self._plan = self._read_plan()
+        self._plan: Plan | None = None
+        try:
+            self._plan = read_plan(folder)
+        except UserError as error:
+            if not (folder / "plan.json").exists():
+                raise
+            self._fault("plan.json", f"it cannot be used: {str(error).rstrip('.')}")
         # Waves are read before the ledger, which has the trials of those that end meanwhile.
         self._waved = set[str]()
         for file in folder.glob("waves/*.json"):
@@ -116,15 +121,6 @@ class _Examination:
         self._results = sorted(results_in(folder))
         self._outcomes = outcomes or {}
         self._ledger = read_ledger(folder)
-
-    def _read_plan(self) -> Plan | None:
-        try:
-            return read_plan(self._folder)
-        except UserError as error:
-            if not (self._folder / "plan.json").exists():
-                raise
-            self._fault("plan.json", f"it cannot be used: {str(error).rstrip('.')}")
-            return None
 
     def evidence(self) -> Evidence:
         """Returns what the check found."""
@@ -217,12 +213,10 @@ class _Examination:
 
     def _check_files(self, ledger: Ledger) -> tuple[set[str], int]:
         """Compares files with the ledger; returns the trials that it has, and how many files."""
-        trials: dict[str, Mapping[str, str]] = {}
+        trials = {each.content["trial"]: each.content["files"] for each in ledger.of("trial")}
         files: dict[str, str] = {}
-        for entry in ledger.entries:
-            if entry.event == "trial":
-                trials[entry.content["trial"]] = entry.content["files"]
-            elif entry.event in ("plan", *CHOICES.values()):  # others are not about files here
+        for event in ("plan", *CHOICES.values()):  # others are not about files here
+            for entry in ledger.of(event):
                 files |= entry.content["files"]
         wanted = {f"{name}/{file}": x for name, of in trials.items() for file, x in of.items()}
         gone = {name for name in trials if not (self._folder / name).exists()}

@@ -68,11 +68,10 @@ def read_wave(file: Path) -> WaveContent:
 class WaveClaim:
     """A wave that this process alone computes, until `close`."""
 
-    name: str  # of the wave, from its trials
     trials: tuple[Trial, ...]  # in order
     alone: bool  # whether its one trial is computed as a run of its own
     file: Path  # waves/NAME.json, whose lock this process holds
-    path: Path  # waves/NAME, the folder of the wave
+    path: Path  # waves/NAME, the folder of the wave; the name is a hash of its trials
     start: int  # the step from which on its trials are computed, at which they waited; 0 at first
     until: int | None  # the cut to which they are computed; None for the last step
     program: int  # the index of its program in the plan
@@ -366,10 +365,9 @@ class SweepFolder:
         start = starts.get(first.folder)
         if first.folder in limits["alone"]:
             return self._write_wave([first], program, alone=True)
-        alike = [arm]  # the arms with trials that may be in one wave: all of a branch begin alike
-        if self.plan.branch is not None:
-            arms = self.plan.arms
-            alike = [name for name in arms if arms[name].cuts == arms[arm].cuts]
+        # The arms with trials that may be in one wave: all of a branch begin alike.
+        arms, branch = self.plan.arms, self.plan.branch
+        alike = [x for x in arms if x == arm or (branch and arms[x].cuts == arms[arm].cuts)]
         same = [
             trial
             for trial in left
@@ -425,7 +423,6 @@ class SweepFolder:
             self.presence.announce(file.stem)
             stack.pop_all()
         return WaveClaim(
-            name=file.stem,
             trials=tuple(known[name] for name in content["trials"]),
             alone=content["alone"],
             file=file,
@@ -484,29 +481,27 @@ class SweepFolder:
         # extended after they were chosen, and then their results were judged.
         finals, plan = self.final_trials() or {}, self.plan
         lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
-        for file, kind, why in (
-            (CUTS_FILE, "cuts", "at the cuts others went on in their place"),
-            (POINTS_FILE, "asks", "later points were chosen without them"),
-        ):
-            affected = any(getattr(plan.arms[arm], kind) is not None for arm, _ in lost)
-            if affected and (self.path / file).exists():
-                raise UserError(
-                    f"Trials of the search failed, such as {failed[0]}, and {why}. Compute the"
-                    " sweep anew in another folder. Nothing was changed."
-                )
-        if not lost or not finals:
+        arms, why = [plan.arms[arm] for arm, _ in lost], ""
+        anew = "Compute the sweep anew in another folder."
+        if any(arm.cuts for arm in arms) and (self.path / CUTS_FILE).exists():
+            why = f"at the cuts others went on in their place. {anew}"
+        elif any(arm.asks for arm in arms) and (self.path / POINTS_FILE).exists():
+            why = f"later points were chosen without them. {anew}"
+        elif not lost or not finals:
             return []
-        if not self.is_complete():
-            raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and the winners that were"
-                f" chosen without them have not ended. Let `python -m trainer sweep work"
-                f" {self.path}` end first, without --failed. Nothing was changed."
+        elif not self.is_complete():
+            why = (
+                "the winners that were chosen without them have not ended. Let `python -m trainer"
+                f" sweep work {self.path}` end first, without --failed."
             )
-        if len(read_choices(self.path, plan)) > 1:
+        elif len(read_choices(self.path, plan)) > 1:
+            why = (
+                "the sweep was extended after winners had been chosen without them: these cannot"
+                f" be chosen again. {anew}"
+            )
+        if why:
             raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and the sweep was extended"
-                " after winners had been chosen without them: these cannot be chosen again."
-                " Compute the sweep anew in another folder. Nothing was changed."
+                f"Trials of the search failed, such as {failed[0]}, and {why} Nothing was changed."
             )
         if plan.ladder is not None:
             for arm in plan.arms.keys() - plan.searched:  # those that take what was found below

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.messages import plural
+from trainer.messages import UserError, plural
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.plan import searches_of
 from trainer.sweep.spaces import canonical
@@ -91,6 +91,15 @@ class Ledger:
         plans = self.of("plan")
         line = next((x.line for x in plans[1:] if x.content["revision"] == revision), None)
         return None if line is None else known_results(x for x in self.entries if x.line < line)
+
+
+@contextlib.contextmanager
+def refuse_unreadable(folder: Path) -> Iterator[None]:
+    """Raises UserError if something in the folder of a sweep cannot be read within."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be read: {error.strerror}.") from error
 
 
 def known_results(entries: Iterable[LedgerEntry], others: Iterable[str] = ()) -> KnownResults:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, log10
 from typing import Any, Literal
 
 from trainer.config import Config, ConfigError, Source, Tree, dump, replace
@@ -240,8 +239,7 @@ class Plan:
         """The seeds that are not those which a number of them stands for."""
         first, last = self.seeds[0], self.seeds[0] + _TO_FINAL_SEEDS
         every = {"seeds": (self.seeds, first), "final seeds": (self.final_seeds, last)}
-        counted = {what: tuple(range(x, x + len(of))) for what, (of, x) in every.items()}
-        return {what: of for what, (of, _) in every.items() if of != counted[what]}
+        return {what: of for what, (of, x) in every.items() if of != (*range(x, x + len(of)),)}
 
     def of_arm(self, name: str) -> list[Trial]:
         """Returns the runs of an arm, in order."""
@@ -392,9 +390,8 @@ def _offsets(definition: Definition, seeds: Sequence[int]) -> tuple[int, ...]:
     count = sweep.searches or max(listed.values(), default=1)
     for name, lists in listed.items():
         if lists != count:
-            has = "one list of trials, which every search would repeat"
-            if lists > 1:
-                has = f"trials for {plural(lists, 'search')}"
+            alone = "one list of trials, which every search would repeat"
+            has = alone if lists == 1 else f"trials for {plural(lists, 'search')}"
             raise ConfigError(
                 f"The arm {name!r} has {has}, and the sweep has {plural(count, 'search')}: give"
                 " method.explicit a list of trials for each search, use method.sobol, or change"
@@ -423,32 +420,28 @@ def _count(arm: ArmConfig) -> int:
         counted = arm.method.count(arm.space)
     except ValueError as error:
         raise ConfigError(f"{arm.title}: {error}", arm.source("space", "method")) from error
-    wanted, source = arm.trials, arm.source("trials", "method")
-    if counted is None:
-        if wanted is None:
-            text = f"needs a number of trials for its method ({arm.method.text}): add trials."
-            raise ConfigError(f"{arm.title} {text}", source)
-        size = math.prod(space.size or math.inf for space in arm.space.values())
-        if wanted > size:
-            raise ConfigError(
-                f"{arm.title} has a space of {size:,} points, so that {wanted:,} trials would"
-                " repeat some: lower trials, or use method.grid, which takes each point once.",
-                source,
-            )
-        return wanted
-    if wanted in (None, counted):
-        return counted
-    if not arm.paths:
-        raise ConfigError(
-            f"{arm.title} has no space, so that its {wanted} trials would be equal: give it a"
-            " space, or trials: 1.",
-            source,
+    wanted = counted if arm.trials is None else arm.trials
+    size = math.prod(space.size or math.inf for space in arm.space.values())
+    if wanted is None:
+        wrong = f"needs a number of trials for its method ({arm.method.text}): add trials."
+    elif counted is None and wanted > size:
+        wrong = (
+            f"has a space of {size:,} points, so that {wanted:,} trials would repeat some: lower"
+            " trials, or use method.grid, which takes each point once."
         )
-    raise ConfigError(
-        f"{arm.title} has {counted:,} trials by its method ({arm.method.text}), and trials is"
-        f" {wanted:,}: remove trials, or change the values.",
-        source,
-    )
+    elif counted is None or wanted == counted:
+        return wanted
+    elif not arm.paths:
+        wrong = (
+            f"has no space, so that its {wanted} trials would be equal: give it a space, or"
+            " trials: 1."
+        )
+    else:
+        wrong = (
+            f"has {counted:,} trials by its method ({arm.method.text}), and trials is"
+            f" {wanted:,}: remove trials, or change the values."
+        )
+    raise ConfigError(f"{arm.title} {wrong}", arm.source("trials", "method"))
 
 
 def refuse_unequal(definition: Definition, what: str, budgets: Mapping[str, int]) -> None:
@@ -566,8 +559,8 @@ def check_kept(definition: Definition, plan: Plan) -> None:
     claims = definition.sweep.claims
     if claims is None or (size := kept_bytes(plan)) <= claims.most_bytes:
         return
-    unit = 10 ** max(0, int(log10(size)) - 1)
-    enough = f"{ceil(size / unit) * unit:_}"
+    unit = 10 ** max(0, int(math.log10(size)) - 1)
+    enough = f"{math.ceil(size / unit) * unit:_}"
     sources = definition.config.sources
     raise ConfigError(
         f"With claims, the runs would keep states of {size:,} bytes together, and at most"

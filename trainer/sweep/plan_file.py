@@ -298,9 +298,7 @@ def _arm(folder: Path, name: str, revision: Mapping[str, Any]) -> PlannedArm:
     try:
         found = hashlib.sha256(read_regular(file)).hexdigest()
     except FileNotFoundError as error:
-        raise UserError(
-            f"{file} is missing: restore it from a copy, or start the sweep in another --workdir."
-        ) from error
+        raise UserError(f"{file} is missing: {_ADVICE}") from error
     if found != entry["config"]:
         raise UserError(
             f"{file} was changed after the sweep was planned: restore it, or start a sweep with the"
@@ -372,17 +370,16 @@ def config_line(name: str, old: Config, new: Config) -> list[str]:
 
 def first_other(old: Sequence[Trial], new: Sequence[Trial]) -> list[str]:
     """Returns a line about the first trial that differs, or none if all are equal."""
-    # One of which a plan has no values yet does not differ in them.
-    for pair in itertools.zip_longest(old, new):
-        a, b = (None if each is None else (each.name, encoded(each.values)) for each in pair)
-        pending = any(each is not None and each.pending for each in pair)
-        if a and b and a[0] == b[0] and canonical(a) != canonical(b) and not pending:
-            return [f"values of {a[0]}: {shown_part(changed(a[1], b[1], a[1] | b[1]))}"]
-        if a is None or b is None or a[0] != b[0]:
+    for a, b in itertools.zip_longest(old, new):
+        if a is None or b is None or a.name != b.name:
             sides = (
-                f"{each[0]} ({shown_part(each[1])})" if each else "(absent)" for each in (a, b)
+                f"{x.name} ({shown_part(encoded(x.values))})" if x else "(absent)" for x in (a, b)
             )
             return [f"trial {' -> '.join(sides)}"]
+        then, now = encoded(a.values), encoded(b.values)
+        # One of which a plan has no values yet does not differ in them.
+        if canonical(then) != canonical(now) and not (a.pending or b.pending):
+            return [f"values of {a.name}: {shown_part(changed(then, now, then | now))}"]
     return []
 
 

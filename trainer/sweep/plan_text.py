@@ -1,10 +1,8 @@
 """Formats the plan of a sweep as plain text, for the terminal."""
 
-import collections
 import math
 from collections.abc import Iterator, Sequence
 
-from trainer.config import Tree
 from trainer.config.full import complete
 from trainer.config.wording import brief, listing
 from trainer.engine.memory import Memory
@@ -196,25 +194,26 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
     """Predicts waves and memory for one worker, and its time if steps were timed."""
     if not needs:
         return []
-    rows: list[Sequence[str]] = [
-        ("program", "waves", "trials of a wave", "memory", "a step", "all steps")
-        if memory is None
-        else ("program", "waves", "trials of a wave", "memory", "trials that fit")
-    ]
+    head = "on this machine, with one worker, without evaluations:"
+    last = ["a step", "all steps"]
+    if memory is not None:
+        head = f"on {memory.owner}, for which they were compiled and not run:"
+        last = ["trials that fit"]
+    rows: list[Sequence[str]] = [["program", "waves", "trials of a wave", "memory", *last]]
     for number, (program, need) in enumerate(zip(plan.programs, needs, strict=True), 1):
-        names = [plan.by_name[name].arm for name in program.trials]
         # A rung of a ladder that is not searched has the runs of winners only.
-        names = names or [*program.arms] * len(plan.final_seeds) * len(plan.offsets)
-        # Arms of a branch share waves.
-        arms = collections.Counter(arm if plan.branch is None else "" for arm in names)
-        room = None if memory is None else memory.limit
+        winners = dict.fromkeys(program.arms, len(plan.final_seeds) * len(plan.offsets))
+        counts = [*(program.counts or winners).values()]
+        if plan.branch is not None:  # arms of a branch share waves
+            counts = [sum(counts)]
+        room = memory and memory.limit
         fit = most_side_by_side(program.state_bytes, 1, need.temporary_bytes, room)
         bounds = (useful_width(program.flops * program.updates), fit)
         if (vmap := plan.vmap) is not None:
             bounds = (vmap,)
-        widths = {arm: wave_width(count, *bounds) for arm, count in arms.items()}
-        waves = sum(math.ceil(count / widths[arm]) for arm, count in arms.items())
-        widest = max(widths.values())
+        widths = [wave_width(count, *bounds) for count in counts]
+        waves = sum(math.ceil(count / width) for count, width in zip(counts, widths, strict=True))
+        widest = max(widths)
         size = widest * program.state_bytes + (need.temporary_bytes or 0)
         row = [str(number), f"{waves:,}", f"{widest}", f"{size / 1e6:,.1f} MB"]
         if need.step_seconds is not None:
@@ -225,9 +224,6 @@ def _measured(plan: Plan, needs: Sequence[ProgramCost], memory: Memory | None) -
         else:
             row.append(f"{fit:,}")
         rows.append(row)
-    head = "on this machine, with one worker, without evaluations:"
-    if memory is not None:
-        head = f"on {memory.owner}, for which they were compiled and not run:"
     return ["", head, *table(rows, right=range(len(rows[0]))), ""]
 
 
@@ -261,16 +257,12 @@ def _repeats(plan: Plan) -> Iterator[str]:
 def _first_trials(definition: Definition, plan: Plan) -> Iterator[str]:
     yield "first runs of each arm:"
     for arm in definition.arms:
-        of_arm = plan.of_arm(arm.name)
         if arm.moved:
             continue
-        paths = {key: paths[0] for key, paths in arm.paths.items()}
         for trial in plan.examples_of(arm.name)[:_SHOWN_TRIALS]:
-            values = ", ".join(f"{key} {_value(trial.values[at])}" for key, at in paths.items())
-            yield f"  {trial.name}  {values}".rstrip()
-        if len(of_arm) > _SHOWN_TRIALS:
-            yield f"  and {len(of_arm) - _SHOWN_TRIALS:,} more of {arm.name}"
-
-
-def _value(value: Tree) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else brief(value)
+            values = {key: trial.values[paths[0]] for key, paths in arm.paths.items()}
+            texts = {k: f"{x:.6g}" if isinstance(x, float) else brief(x) for k, x in values.items()}
+            shown = ", ".join(f"{key} {text}" for key, text in texts.items())
+            yield f"  {trial.name}  {shown}".rstrip()
+        if (more := len(plan.of_arm(arm.name)) - _SHOWN_TRIALS) > 0:
+            yield f"  and {more:,} more of {arm.name}"

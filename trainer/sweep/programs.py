@@ -292,9 +292,8 @@ def _with_pending(plan: Plan, arm: ArmConfig, groups: list[_Traced]) -> list[_Tr
 
 
 def _load(config: Config, vocabulary: Sequence[str], elsewhere: Elsewhere | None) -> Program:
-    if elsewhere is None:
-        return load_located(config, vocabulary)
-    return load_located(config, vocabulary, declared=True, devices=elsewhere.devices)
+    devices = elsewhere and elsewhere.devices
+    return load_located(config, vocabulary, declared=elsewhere is not None, devices=devices)
 
 
 def _check_vmap(plan: Plan, arm: ArmConfig, program: Program) -> None:
@@ -376,6 +375,8 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
     """Returns a tree without the values of inputs."""
     # The arguments of calls are removed, because a default is an input as well: configs that differ
     # in whether they repeat a default are one program. Other values are replaced by a mark.
+    if path in inputs and is_number(tree):
+        return _INPUT
     items = {
         key: _without_inputs(child, inputs, join(path, key))
         for key, child in child_trees(tree).items()
@@ -387,20 +388,14 @@ def _without_inputs(tree: Tree, inputs: set[str], path: str = "") -> Any:
             # Of where a run starts, only the step matters to what is computed.
             kept["warm_start"] = {k: x for k, x in start.items() if k in ("continue", "step")}
         return Call(tree.name, kept, tree.partial)
-    if isinstance(tree, dict):
-        return items
-    if isinstance(tree, list):
-        return list(items.values())
-    return _INPUT if path in inputs and is_number(tree) else tree
+    return list(items.values()) if isinstance(tree, list) else items or tree
 
 
 def _reasons_within(arm: ArmConfig, every: Sequence[_Traced]) -> Iterator[str]:
     """Says which paths of an arm make more than one program."""
     trials = [each.first for each in every]
     for path in trials[0].values if len(every) > 1 else ():
-        values: dict[str, Tree] = {}
-        for trial in trials:
-            values.setdefault(brief(trial.values[path]), trial.values[path])
+        values = {brief(trial.values[path]): trial.values[path] for trial in trials}
         constant = next((x.constants[path] for x in every if path in x.constants), None)
         numbers = all(map(is_number, values.values()))
         lifted = all(path in each.program.inputs for each in every)
@@ -528,13 +523,13 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
             "The goal has select_on: test, so that values of winners on the test split are better"
             " than on other data. The data set has a validation split: leave select_on out."
         )
-    if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is None:
-        return found
-    return [
-        *found,
-        f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric} are"
-        f" better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in Gin).",
-    ]
+    if (wanted := wrong_mode(goal.metric, goal.better, experiment.metrics)) is not None:
+        found.append(
+            f"The goal has mode: {goal.better}, and {LOOKED_FOR[wanted]} values of {goal.metric}"
+            f" are better: the worst trial would win. Write mode: {wanted} in goal ('{wanted}' in"
+            " Gin)."
+        )
+    return found
 
 
 _SHARE = 0.5  # the part of the memory that the states of a wave may take

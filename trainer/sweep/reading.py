@@ -292,10 +292,8 @@ class _Reader:
         places: dict[str, str] = {}
         for key, each in space.items():
             entry = join(join(at, "space"), key)
-            if each.parts is None:
-                places[key] = entry
-            for path in each.parts or ():
-                places[path] = join(join(entry, "spaces"), path)
+            parts = {path: join(join(entry, "spaces"), path) for path in each.parts or ()}
+            places |= {key: entry} if each.parts is None else parts
         if isinstance(method, Explicit):
             own = join(at, "method")
             place = own if own in self.config.sources else "method"

@@ -3,7 +3,6 @@
 `render` describes the sweep, and `describe_trial` one trial with its config and its result.
 """
 
-import contextlib
 import math
 import os
 import re
@@ -19,7 +18,7 @@ from trainer.sweep.code_changes import CodeChange, change_sentences, changes_in,
 from trainer.sweep.final import ArmSearch, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps, waiting_folder
-from trainer.sweep.ledger import read_ledger
+from trainer.sweep.ledger import read_ledger, refuse_unreadable
 from trainer.sweep.plan import Plan, SharedProgram, Trial, point_name
 from trainer.sweep.plan_file import work_command
 from trainer.sweep.running import WaveStatus, read_waves
@@ -90,12 +89,9 @@ class SweepReader:
     # Raises UserError if the folder is not that of a sweep, or its plan is damaged.
 
     def __init__(self, path: Path):
-        if not (path / "plan.json").exists():
-            above = next((x for x in path.absolute().parents if (x / "plan.json").exists()), None)
-            if above is not None:
-                raise UserError(
-                    f"{path} is in the folder of a sweep, which is {above}: name that one."
-                )
+        around = (x for x in path.absolute().parents if (x / "plan.json").exists())
+        if not (path / "plan.json").exists() and (above := next(around, None)):
+            raise UserError(f"{path} is in the folder of a sweep, which is {above}: name that one.")
         self.path = path
         self._outcomes: dict[str, Summary] = {}
         self._folder = SweepFolder(path)
@@ -115,16 +111,8 @@ class SweepReader:
     def read(self) -> Status:
         """Returns what is in the folder now."""
         # Raises UserError if plan.json or final.json is damaged, or the disk cannot be read.
-        with self._readable():
+        with refuse_unreadable(self.path):
             return self._read()
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            name = error.filename or self.path
-            raise UserError(f"{name} cannot be read: {error.strerror}.") from error
 
     def _read(self) -> Status:
         if self._folder.refresh():
@@ -143,8 +131,6 @@ class SweepReader:
         arms = [self._arm(name, self.plan.trials, in_wave, outcomes) for name in self.plan.searched]
         for name in dict.fromkeys(trial.arm for trial in final):
             arms.append(self._arm(name, final, in_wave, outcomes))
-        ended = {*self._outcomes, *unreadable}
-        none_follow = found is not None or not self.plan.final_seeds
         status = Status(
             arms=tuple(arms),
             waves=waves,
@@ -152,7 +138,7 @@ class SweepReader:
             unreadable=unreadable,
             damaged=damaged,
             final=None if found is None else final,
-            complete=none_follow and all(t.folder in ended for t in (*self.plan.trials, *final)),
+            complete=not left and (found is not None or not self.plan.final_seeds),
             seconds=None,
             waiting=self._waiting,
         )
@@ -161,7 +147,7 @@ class SweepReader:
     def code_changes(self) -> tuple[CodeChange, ...]:
         """Returns the changes of the user's code, from the ledger."""
         # Raises UserError if the disk cannot be read.
-        with self._readable():
+        with refuse_unreadable(self.path):
             return tuple(changes_in(read_ledger(self.path)))
 
     def program_of(self, trial: Trial) -> SharedProgram:
@@ -210,12 +196,12 @@ class SweepReader:
         for trial in of_arm:
             program, outcome = self.program_of(trial), outcomes.get(trial.folder)
             steps += program.updates
-            if outcome is None:
-                wave, waited = in_wave.get(trial.folder), self._waiting.get(trial.folder, 0)
-                step = waited if wave is None else max(wave.step, waited)
-                steps_done += program.updates_until(step)
-            else:
-                steps_done += program.updates_until(outcome.step) if cut else program.updates
+            step = self._waiting.get(trial.folder, 0)
+            if outcome is not None:
+                step = outcome.step if cut else program.steps
+            elif (wave := in_wave.get(trial.folder)) is not None:
+                step = max(wave.step, step)
+            steps_done += program.updates_until(step)
         if cut:
             steps = planned_steps(self.plan, arm, [p for p in self.plan.programs if arm in p.arms])
             steps_done = steps if len(ends) == len(of_arm) else min(steps, steps_done)
@@ -369,42 +355,38 @@ def _winners(status: Status, plan: Plan) -> list[str]:
     if status.final is None:
         return []
     splits = dict.fromkeys((plan.goal.select_on, "test"))
-    searches = range(len(plan.offsets))
-    heads = [str(seed) for seed in plan.final_seeds]
-    if len(searches) > 1:
-        heads = [f"search {search}" for search in searches]
+    searches, several = range(len(plan.offsets)), len(plan.offsets) > 1
+    heads = [f"search {x}" for x in searches] if several else [*map(str, plan.final_seeds)]
     rows: list[Sequence[str]] = [("winner", "split", "mean", *heads)]
     for arm in plan.arms:
         trials = [trial for trial in status.final if trial.arm == arm]
         groups = [[trial] for trial in trials]
-        if len(searches) > 1:
+        if several:
             groups = [[trial for trial in trials if trial.search == s] for s in searches]
         for split in splits if trials else ():
             name = "" if split != plan.goal.select_on else arm
-            if name and len(searches) == 1:
+            if name and not several:
                 name += f" {trials[0].point}"
             row = PREFIXES[split] + plan.goal.metric
             outcomes = [[status.outcomes.get(trial.folder) for trial in group] for group in groups]
-            means = [_mean_or_word(group, row) for group in outcomes]
-            values = [value if isinstance(value, float) else None for value in means]
-            cells = [value if isinstance(value, str) else shown_metric(value) for value in means]
-            rows.append((name, split, shown_metric(mean(values)), *cells))
+            cells = [_mean_or_word(group, row) for group in outcomes]
+            whole = mean([value for value, _ in cells])
+            rows.append((name, split, shown_metric(whole), *(text for _, text in cells)))
     title = f"{plan.goal.metric} of the winners, run again on seeds that no trial used:"
     none = status.without_winner
     lines = [f"{arm} has no winner: every trial diverged or failed." for arm in none]
     return [title, *table(rows, right=range(2, 3 + len(heads))), *lines]
 
 
-def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> float | str:
-    """Returns the mean over the seeds of a winner, or why there is none."""
-    values = []
+def _mean_or_word(outcomes: Sequence[Summary | None], row: str) -> tuple[float | None, str]:
+    """Returns the mean over the seeds of a winner, and the same as text, or why there is none."""
     for outcome in outcomes:
         if outcome is not None and outcome.end != "done":
-            return outcome.end
+            return None, outcome.end
         if outcome is None or row not in outcome.metrics:
-            return "-"
-        values.append(outcome.metrics[row])
-    return "-" if (found := mean(values)) is None else found
+            return None, "-"
+    found = mean([outcome.metrics[row] for outcome in outcomes if outcome is not None])
+    return found, shown_metric(found)
 
 
 def _next(status: Status, plan: Plan, folder: Path) -> list[str]:
@@ -431,12 +413,11 @@ def best_runs(folder: Path) -> dict[str, list[Path]]:
     reader = SweepReader(folder)
     status = reader.read()
     found: dict[str, list[Path]] = {}
+    ends = {name: outcome.end for name, outcome in status.outcomes.items()}
     for arm in status.arms:  # the final runs come last, and replace those of the search
         trials = status.final or () if arm.final else reader.plan.trials
         best = [t for t in trials if t.arm == arm.arm and arm.best.get(t.search) == t.number]
-        outcomes = [(t, status.outcomes.get(t.folder)) for t in best]
-        done = [folder / t.folder for t, outcome in outcomes if outcome and outcome.end == "done"]
-        if done:
+        if done := [folder / t.folder for t in best if ends.get(t.folder) == "done"]:
             names = [name.replace("/", " ") for name in arm.points]
             several = f"{arm.arm}, {plural(len(names), 'search')}"
             found[names[0] if list(arm.best) == [0] else several] = done
@@ -498,10 +479,9 @@ def _unknown(reader: SweepReader, name: str, trials: Sequence[Trial]) -> str:
     """Returns a sentence about a name that is not that of a trial, and what there is."""
     first, *rest = name.removeprefix("trials/").split("/")
     if first == "final" and rest and rest[0] in reader.plan.arms:
-        if final := [trial for trial in trials if trial.final and trial.arm == rest[0]]:
-            seeds = listing([str(trial.seed) for trial in final])
-            return f"There is no final run {name!r}: {rest[0]} has the seeds {seeds}."
-        return f"There is no final run {name!r}: {rest[0]} has none yet."
+        own = [str(trial.seed) for trial in trials if trial.final and trial.arm == rest[0]]
+        has = f"the seeds {listing(own)}" if own else "none yet"
+        return f"There is no final run {name!r}: {rest[0]} has {has}."
     if first not in reader.plan.arms:
         hint = known_names(rest[0] if first == "final" and rest else first, reader.plan.arms)
         return f"There is no trial {name!r}, because no arm has this name. {hint}"

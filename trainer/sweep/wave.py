@@ -83,20 +83,15 @@ _FILES: dict[str, Callable[[Config, Sequence[str]], str]] = {
 
 
 class ConfigFiles:
-    """Writes the config.yaml and config_full.yaml of trials, which differ in few values."""
+    """Makes the config.yaml and config_full.yaml of trials, which differ in few values."""
 
     # Writing such a file anew takes 1 to 4 ms. If the values of a trial are plain numbers and
     # words, they are put into a template instead, which the trials of an arm share.
 
     def __init__(self, vocabulary: Sequence[str] = ()):
         self._vocabulary = vocabulary
-        # By arm and paths: the arm's config, and name -> texts and, between them, places of values.
-        self._templates: dict[tuple[str, ...], tuple[Config, dict[str, list[str]]]] = {}
-
-    def write(self, trial: Trial, folder: Path) -> None:
-        """Writes the files of a trial into `folder`."""
-        for name, text in self.texts(trial).items():
-            (folder / name).write_text(text, encoding="utf-8")
+        # By arm and paths: the arm's config, and name -> a text with marks in place of the values.
+        self._templates: dict[tuple[str, ...], tuple[Config, dict[str, str]]] = {}
 
     def texts(self, trial: Trial) -> dict[str, str]:
         """Returns the content of a trial's files by their names."""
@@ -108,16 +103,12 @@ class ConfigFiles:
         if base is not trial.base:  # it has none yet, or was read again after an extension
             marks = {path: _MARK.format(index) for index, path in enumerate(values)}
             marked = replace(trial.base, marks, Source("a trial"))
-            texts = {name: text(marked, self._vocabulary) for name, text in _FILES.items()}
-            template = {name: _MARKED.split(text) for name, text in texts.items()}
+            template = {name: text(marked, self._vocabulary) for name, text in _FILES.items()}
             self._templates[key] = trial.base, template
         plain = [scalar_text(value) for value in values.values()]
         return {
-            # Parts with an odd index are indices of `plain`.
-            name: "".join(
-                plain[int(part)] if index % 2 else part for index, part in enumerate(parts)
-            )
-            for name, parts in template.items()
+            name: _MARKED.sub(lambda mark: plain[int(mark[1])], text)
+            for name, text in template.items()
         }
 
 
@@ -310,13 +301,14 @@ class Wave:
                 shutil.rmtree(staged / "checkpoints", ignore_errors=True)
             for name in ("lock", "epoch"):
                 (staged / name).unlink(missing_ok=True)
-        self.setting.config_files.write(trial, staged)
+        for name, text in self.setting.config_files.texts(trial).items():
+            (staged / name).write_text(text, encoding="utf-8")
         # First what the record has of its waves before the cut at which it waited.
         before = read_record(self._waited(trial) / "run.json") if self.claim.start else None
         lineage = [] if before is None else list(before["lineage"])
         lineage += [
             {key: entry[key] for key in entry if key not in _OF_THE_MACHINE}
-            | {"wave": self.claim.name, "trials": len(self.claim.trials)}
+            | {"wave": self.path.name, "trials": len(self.claim.trials)}
             for entry in self.workdir.lineage
         ]
         with contextlib.suppress(OSError):  # how many processes want each core

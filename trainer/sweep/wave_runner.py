@@ -83,21 +83,18 @@ class TrialCheckpoints:
         self.starts = kept_steps(experiment.steps, plan.segments, experiment.first_step)
         self._experiment, self._results, self._goal = experiment, results, plan.goal
         self._step: int | None = None
-        self._last = until or experiment.steps
+        keeps = plan.checkpoints != "none" or until is not None
+        self._last = (until or experiment.steps) if keeps else None  # whose state stays
         self._every = plan.checkpoints == "best"
-        self._own = None
-        if plan.checkpoints != "none" or until is not None:
-            best, mode = int(self._every), plan.goal.better
-            self._own = create(
-                folder / "checkpoints", keep_latest=1, keep_best=best, best_mode=mode
-            )
+        best, mode = int(self._every), plan.goal.better
+        self._own = create(folder / "checkpoints", keep_latest=1, keep_best=best, best_mode=mode)
         self._at_starts = create(folder / SEGMENTS, keep_best=0, keep_always=self.starts)
-        self._all = [self._at_starts, *([] if self._own is None else [self._own])]
+        self._all = self._at_starts, self._own
 
     @property
     def error(self) -> str | None:
         """Why the last save of the trial's own checkpoint failed; None if it did not."""
-        return None if self._own is None else self._own.error
+        return self._own.error
 
     def resume(self, step: int) -> None:
         """Removes the trial's own checkpoints after the step from which it resumes."""
@@ -109,7 +106,7 @@ class TrialCheckpoints:
         self.state, self._step = state, step
         if step in self.starts:
             self._at_starts.save(step, state)
-        if self._own is not None and (self._every or step == self._last):
+        if self._every or step == self._last:
             evaluated = self._experiment.evaluates(step)
             metric = self._results.newest.get(self._goal.row) if evaluated else None
             return self._own.save(step, state, metric=metric)
@@ -117,17 +114,14 @@ class TrialCheckpoints:
 
     def latest(self) -> int | None:
         """Returns the step of the newest state that was handed over."""
-        if self._own is not None and self._step == self._last:
-            return self._own.latest()
-        return self._step
+        return self._own.latest() if self._step == self._last else self._step
 
     def record_metric(self, step: int, metric: float) -> None:
         """Does nothing: every evaluated state is saved with its metric."""
 
     def prune(self) -> None:
         """Removes superfluous checkpoints of the trial."""
-        if self._own is not None:
-            self._own.prune()
+        self._own.prune()
 
     def wait(self) -> None:
         """Waits for the saves of the trial's own checkpoints."""

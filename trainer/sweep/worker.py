@@ -199,9 +199,9 @@ class Worker:
         damage = damage_in(claim.path, error)
         if wave is not None and wave.code_changed() and isinstance(error, UnlikeCheckpoint):
             damage = f"The code was changed. {str(error).splitlines()[0].rstrip(':.')}"
-        if not damage or claim.name in self._thrown_away:
+        if not damage or claim.path.name in self._thrown_away:
             return False
-        self._thrown_away.add(claim.name)
+        self._thrown_away.add(claim.path.name)
         self._log(f"{damage}. The wave is removed, and its trials are computed again.")
         if wave is not None:
             wave.hand_over("failed")
@@ -273,7 +273,7 @@ class Worker:
         claim = wave.claim
         trial, *others = claim.trials
         if others:
-            self._log(f"The wave {claim.name} of {len(claim.trials)} trials is split. {why}")
+            self._log(f"The wave {claim.path.name} of {len(claim.trials)} trials is split. {why}")
             self.folder.limits.halve_width(claim.program, len(claim.trials))
             wave.finish({})
         else:
