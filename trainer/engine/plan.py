@@ -62,21 +62,6 @@ class Hyperparameter(NamedTuple):
         return f"peak {self.peak:.4g} at step {self.peak_step:,}, final {self.final:.4g}"
 
 
-def find_hyperparameters(program: Program) -> dict[str, dict[str, Hyperparameter]]:
-    """Finds the values over the run of all float arguments; group name -> argument -> values.
-
-    Example:
-        >>> from trainer.config import load
-        >>> from trainer.engine.program import load_located
-        >>> found = find_hyperparameters(load_located(load(["configs/muon_vit.yaml"])))
-        >>> print(found["matrices"]["learning_rate"])  # doctest: +ELLIPSIS
-        peak 0.02 at step 51, final 5...e-08
-        >>> print(found["rest"]["b2"], "|", found[""]["clip_norm"])
-        0.999 constant | 1 constant
-    """
-    return describe_samples(sample_floats(program))
-
-
 def describe_samples(
     sampled: Mapping[str, Mapping[str, Sampled]],
 ) -> dict[str, dict[str, Hyperparameter]]:
