@@ -233,9 +233,13 @@ DESCENT = DESCENT.replace("!method.tpe {seed: 5, first: 4, batch: 3}", "!method.
         (
             "descent",
             f"descent {{center: {{{RATE}: 0.3, {DECAY}: 0.1}}}}",
-            "center has 0.3 for 'optimizer.learning_rate', which is none of its values: 0.0001,",
+            "needs one of the values of each key of the space: optimizer.learning_rate: [0.0001,",
         ),
-        ("descent", f"descent {{center: {{{RATE}: 0.01}}}}", "write a value for each of them"),
+        (
+            "descent",
+            f"descent {{center: {{{RATE}: 0.01}}}}",
+            "; optimizer.weight_decay: [0.0, 0.1, 0.5].",
+        ),
         (
             "descent",
             f"descent {{center: {{{RATE}: 0.01, {DECAY}: 0.1}}}}",

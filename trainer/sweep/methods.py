@@ -278,21 +278,16 @@ class Descent(Asked):
         """Returns the places of the center in the grids of a space; None without a center."""
         if self.center is None:
             return None
-        if self.center.keys() != space.keys():
-            raise ValueError(
-                f"center has values for {listing(sorted(self.center)) or 'nothing'}, but the space"
-                f" has {listing(sorted(space))}: write a value for each of them."
-            )
-        found = []
-        for key, each in space.items():
-            value, grid = self.center[key], list(each.grid or ())
-            if value not in grid:
-                raise ValueError(
-                    f"center has {brief(value)} for {key!r}, which is none of its values:"
-                    f" {', '.join(map(brief, grid[:9]))}{', ...' * (len(grid) > 9)}."
-                )
-            found.append(grid.index(value))
-        return tuple(found)
+        lists = {key: list(each.grid or ()) for key, each in space.items()}
+        if self.center.keys() == lists.keys() and all(
+            self.center[k] in x for k, x in lists.items()
+        ):
+            return tuple(values.index(self.center[key]) for key, values in lists.items())
+        known = "; ".join(f"{key}: {brief(each)}" for key, each in lists.items())
+        raise ValueError(
+            f"center is {brief(dict(self.center))}, but needs one of the values of each key of the"
+            f" space: {known}."
+        )
 
 
 @dataclass(frozen=True)
