@@ -8,7 +8,6 @@ order depends on rows only, and not on which worker computed what when. Start wi
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import shutil
@@ -18,12 +17,12 @@ from pathlib import Path
 
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
-from trainer.sweep.final import ArmSearch, is_same_value
+from trainer.sweep.final import ArmSearch, is_same_value, read_list
 from trainer.sweep.ledger import CUTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
-from trainer.writers.json_files import DamagedFile, as_json, damaged, read_json
+from trainer.writers.json_files import DamagedFile, damaged
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 _WAITING = "waiting"
@@ -120,13 +119,7 @@ def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
     """Reads the cuts of each search that were made so far, in order; raises DamagedFile."""
     # It raises if cuts.json is damaged, or is not that of the plan.
     file, found = folder / CUTS_FILE, dict[ArmSearch, list[Cut]]()
-    if not plan.cuts:
-        return found
-    try:
-        every = read_json(file, list[Cut], _ADVICE)
-    except FileNotFoundError:
-        return found
-    for each in every:
+    for each in read_list(file, list[Cut], _ADVICE) if plan.cuts else ():
         of_search = found.setdefault((each.arm, each.search), [])
         cuts = plan.cuts.get(each.arm)
         wanted = None if cuts is None else cuts.after(of_search[-1].step if of_search else 0)
@@ -244,10 +237,7 @@ class Halving:
         if made:
             for cut in made:
                 cuts.setdefault((cut.arm, cut.search), []).append(cut)
-            every = [as_json(cut) for of in cuts.values() for cut in of]
-            text = "[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n"
-            self._ledger.add_file(CUTS_FILE, text.encode())
-            replace_file(self._folder / CUTS_FILE, text.encode())
+            self._ledger.write_choices(CUTS_FILE, itertools.chain.from_iterable(cuts.values()))
         if pruned := self._end_others(waiting, cuts):
             self._ledger.add_trials(trial_event(place, name) for name, place in pruned.items())
             for name, place in pruned.items():

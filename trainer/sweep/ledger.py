@@ -35,7 +35,14 @@ from trainer.messages import plural
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.plan import searches_of
 from trainer.sweep.spaces import canonical
-from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
+from trainer.writers.files import (
+    after_newline,
+    open_regular,
+    paths_below,
+    read_regular,
+    replace_file,
+)
+from trainer.writers.json_files import as_json
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 LEDGER_FILE, CUTS_FILE, POINTS_FILE = "ledger.jsonl", "cuts.json", "points.json"
@@ -240,21 +247,12 @@ class LedgerWriter:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._forget()
-
-    def _forget(self) -> None:
-        self._read = 0  # bytes
-        self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
-        self._code: dict[str, KnownFile] = {}
-        self._environments: list[Mapping[str, str]] = []
-        self._initial: set[str] = set()  # the arms of which it has the metrics before step 1
-        self._revision = 0
+        self._read, self._lines = 0, list[dict[str, Any]]()  # bytes, and the lines in them
 
     def add_plan(self, revision: int, digest: str) -> None:
         """Adds the last revision of the plan and its digest, unless the ledger has it."""
         # The ledger of a sweep computed without one begins with the results that are there.
-        self._look()
-        if self._revision >= revision:
+        if any(each["revision"] >= revision for each in self._of("plan")):
             return
         folder = self._folder
         files = [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]
@@ -273,8 +271,13 @@ class LedgerWriter:
 
     def code(self) -> Mapping[str, KnownFile]:
         """Returns the files of the user's code that the sweep ran with last, by their names."""
-        self._look()
-        return self._code
+        found, ended = dict[str, KnownFile](), set[str]()
+        for each in self._of("trial", "code"):
+            if each["event"] == "trial":
+                ended.add(each["trial"])
+            else:
+                found |= {name: KnownFile(x, len(ended)) for name, x in each["code"].items()}
+        return found
 
     def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
         """Adds files of the user's code, file -> hash, that are new or were changed."""
@@ -283,26 +286,23 @@ class LedgerWriter:
 
     def add_environment(self, found: Mapping[str, str]) -> None:
         """Adds the environment of a process that is about to compute, unless the ledger has it."""
-        self._look()
-        if found not in self._environments:
+        if all(each["environment"] != found for each in self._of("environment")):
             append(self._folder, [{"event": "environment", "environment": dict(found)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds events from `trial_event`, but for trials that the ledger has."""
         # A trial that was computed again gets a line that says so.
-        self._look()
+        known = {each["trial"]: _computation(each) for each in self._of("trial")}
         new = []
         for event in events:
-            known = self._known.get(event["trial"])
-            if known is None or known != _computation(event):
-                new.append(event if known is None else {**event, "again": True})
+            if (before := known.get(event["trial"])) != _computation(event):
+                new.append(event if before is None else {**event, "again": True})
         if new:
             append(self._folder, new)
 
     def without_initial(self, arms: Iterable[str]) -> list[str]:
         """Returns those of some arms of which the ledger has no metrics before the first step."""
-        self._look()
-        return sorted(set(arms) - self._initial)
+        return sorted(set(arms).difference(*(each["arms"] for each in self._of("initial"))))
 
     def add_initial(self, trial: str, arms: Iterable[str], values: Mapping[str, float]) -> None:
         """Adds metrics of the first state of a trial, for those arms that have none yet."""
@@ -315,32 +315,27 @@ class LedgerWriter:
         """Adds the content that a file of `CHOICES` is about to get."""
         append(self._folder, [_file_event(name, content)])
 
-    def _look(self) -> None:
-        """Reads the whole lines that were appended since the last look."""
+    def write_choices(self, name: str, choices: Iterable[Any]) -> None:
+        """Writes a file of `CHOICES`, a list of dataclasses, whose content is added before."""
+        content = ("[\n" + ",\n".join(json.dumps(as_json(x)) for x in choices) + "\n]\n").encode()
+        self.add_file(name, content)
+        replace_file(self._folder / name, content)
+
+    def _of(self, *events: str) -> list[dict[str, Any]]:
+        """Returns the intact lines of some events, after a look at those that were appended."""
+        text = b""
         try:
             with open_regular(self._folder / LEDGER_FILE) as file:
                 if os.fstat(file.fileno()).st_size < self._read:  # it was replaced
-                    self._forget()
+                    self._read, self._lines = 0, []
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
-            return self._forget()
+            self._read, self._lines = 0, []
         end = text.rfind(b"\n") + 1
         self._read += end
-        for line in text[:end].splitlines():
-            if (content := _checked(line)) is None:
-                continue
-            if content["event"] == "trial":
-                self._known[content["trial"]] = _computation(content)
-            elif content["event"] == "initial":
-                self._initial.update(content["arms"])
-            elif content["event"] == "environment":
-                self._environments.append(content["environment"])
-            elif content["event"] == "plan":
-                self._revision = content["revision"]
-            elif content["event"] == "code":
-                after = len(self._known)
-                self._code |= {k: KnownFile(x, after) for k, x in content["code"].items()}
+        self._lines += [x for line in text[:end].splitlines() if (x := _checked(line)) is not None]
+        return [each for each in self._lines if each["event"] in events]
 
 
 def _computation(event: Mapping[str, Any]) -> list[str | None]:
