@@ -56,12 +56,6 @@ class Slope:
     error: float
     degrees: int  # of freedom of the residuals
 
-    def half_width(self, slopes: int) -> float:
-        """Returns half the width of the interval that holds for so many slopes together."""
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.degrees, 1 - LEVEL / 2 / slopes)) * self.error
-
 
 def fit(widths: Sequence[int], sizes: np.ndarray) -> Slope | None:
     """Fits a power of the width to sizes [seeds, widths]; None if one is 0 or not finite.
@@ -258,11 +252,11 @@ def activations(program: Program, params: Any, model_state: Any, batch: Any) -> 
             seen: dict[str, tuple[Any, ...]] = {}
         else:
             outputs, seen = capture(params, model_state, batch)
-        named = dict(_leaves("outputs", _whole(outputs)))
+        named = dict(_arrays_in("outputs", outputs))
         for module, calls in seen.items():
             for index, result in enumerate(calls):
                 name = f"{module}[{index}]" if len(calls) > 1 else module
-                named |= _leaves(name, _whole(result))
+                named |= _arrays_in(name, result)
         return named
 
     more = {name: jnp.concatenate([x, x[:1]]) for name, x in batch.items()}
@@ -280,19 +274,15 @@ def activations(program: Program, params: Any, model_state: Any, batch: Any) -> 
     }
 
 
-def _whole(result: Any) -> Any:
-    """Returns a result with logits as arrays."""
+def _arrays_in(name: str, result: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a result, by the name of the module and their places in it."""
 
     def is_chunked(x: Any) -> bool:
         return isinstance(x, ChunkedLogits)
 
-    return jax.tree.map(lambda x: x.whole() if is_chunked(x) else x, result, is_leaf=is_chunked)
-
-
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a result, by the name of the module and their places in it."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield name + jax.tree_util.keystr(path), jnp.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(result, is_leaf=is_chunked)[0]:
+        array = jnp.asarray(leaf.whole() if is_chunked(leaf) else leaf)
+        yield name + jax.tree_util.keystr(path), array
 
 
 # The configs of several widths.
@@ -449,8 +439,14 @@ class Judged:
 
 def judge_slopes(found: Found) -> list[Judged]:
     """Returns the slopes of all changes, with intervals that hold together."""
+    from scipy.special import stdtrit
+
     slopes = found.slopes()
-    return [Judged(*at, slope, slope.half_width(len(slopes))) for at, slope in slopes.items()]
+    below = 1 - LEVEL / 2 / max(1, len(slopes))  # the level of the upper end of an interval
+    return [
+        Judged(*at, slope, float(stdtrit(slope.degrees, below)) * slope.error)
+        for at, slope in slopes.items()
+    ]
 
 
 def changes_passed(found: Found) -> bool:

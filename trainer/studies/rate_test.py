@@ -6,6 +6,7 @@ batches, whose rate stays at its first value: the difference of the two losses i
 Begin with `rate_test`; the rest is what it suggests, in sentences, a space to paste, and pictures.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,13 +196,12 @@ def rate_test(
     seed = program.experiment.seed
     numbers = tuple(range(seed, seed + seeds))
     runs = _runs(program, growth, numbers, config, vocabulary)
-    done = 0
-    while done < rates.steps and any(_end(*pair) is None for pair in runs):
+    done, going = 0, runs
+    while done < rates.steps and going:
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
-        for pair in runs:
-            if _end(*pair) is None:
-                for run in pair:
-                    run.advance(count)
+        for run in itertools.chain.from_iterable(going):
+            run.advance(count)
+        going = [pair for pair in going if _end(*pair) is None]
         done += count
         if done * 10 // rates.steps > (done - count) * 10 // rates.steps:
             log(f"{done} of {rates.steps} steps, learning rate {rates.values[done - 1]:.3g}")
@@ -263,11 +263,10 @@ def _tested(
     seeds: tuple[int, ...],
     runs: Sequence[tuple["RateRun", "RateRun"]],
 ) -> RangeTest:
-    shape = len(runs), rates.steps
-    losses, steady = np.full(shape, np.nan), np.full(shape, np.nan)
-    for index, pair in enumerate(runs):
-        for array, run in zip((losses, steady), pair, strict=True):
-            array[index, : len(run.losses)] = run.losses
+    losses, steady = (
+        np.array([run.losses + [np.nan] * (rates.steps - len(run.losses)) for run in each])
+        for each in zip(*runs, strict=True)
+    )
     ends = tuple(_end(*pair) for pair in runs)
     return RangeTest(rates, seeds, losses, steady, ends, _paste(config, rates.path))
 
