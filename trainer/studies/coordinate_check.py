@@ -185,17 +185,13 @@ def _arrays(
     """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths]."""
     # Of modules with the same numbers, as a block and its last layer, the shortest path is kept.
     modules = sorted(found[0][0][0], key=lambda name: (name == "outputs", name.count("/"), name))
-    seen: set[bytes] = set()
-    sizes, changes = {}, {}
+    kept: dict[bytes, tuple[str, np.ndarray]] = {}
     for module in modules:
         # [widths, seeds, 1 + steps, 2]
         both = np.array([[[each[module] for each in run] for run in runs] for runs in found])
-        if both.tobytes() in seen:
-            continue
-        seen.add(both.tobytes())
-        sizes[module], changes[module] = both[..., 0].T, both[..., 1].T[1:]
-    order = sorted(sizes, key=lambda name: (name == "outputs", name))
-    return {name: sizes[name] for name in order}, {name: changes[name] for name in order}
+        kept.setdefault(both.tobytes(), (module, both))
+    order = sorted(kept.values(), key=lambda each: (each[0] == "outputs", each[0]))
+    return {name: x[..., 0].T for name, x in order}, {name: x[..., 1].T[1:] for name, x in order}
 
 
 class Runs:
