@@ -279,11 +279,6 @@ class LedgerWriter:
                 found |= {name: KnownFile(x, len(ended)) for name, x in each["code"].items()}
         return found
 
-    def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
-        """Adds files of the user's code, file -> hash, that are new or were changed."""
-        # `changed` is file -> the hash that it had before, for those that were changed.
-        append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
-
     def add_environment(self, found: Mapping[str, str]) -> None:
         """Adds the environment of a process that is about to compute, unless the ledger has it."""
         if all(each["environment"] != found for each in self._of("environment")):
