@@ -201,11 +201,16 @@ def rate_test(
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
         for run in itertools.chain.from_iterable(going):
             run.advance(count)
-        going = [pair for pair in going if _end(*pair) is None]
+        going = [x for x in going if diverged_at(*(np.array(run.losses) for run in x)) is None]
         done += count
         if done * 10 // rates.steps > (done - count) * 10 // rates.steps:
             log(f"{done} of {rates.steps} steps, learning rate {rates.values[done - 1]:.3g}")
-    return _tested(config, rates, numbers, runs)
+    losses, steady = (
+        np.array([run.losses + [np.nan] * (rates.steps - len(run.losses)) for run in each])
+        for each in zip(*runs, strict=True)
+    )
+    ends = tuple(map(diverged_at, losses, steady))
+    return RangeTest(rates, numbers, losses, steady, ends, _paste(config, rates.path))
 
 
 def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str]) -> Program:
@@ -250,25 +255,6 @@ def _runs(
             config.argument_source("warm_start"),
         )
     return runs
-
-
-def _end(rising: "RateRun", steady: "RateRun") -> int | None:
-    """Returns where a run diverged, compared with the one whose rate stays; see `diverged_at`."""
-    return diverged_at(np.array(rising.losses), np.array(steady.losses))
-
-
-def _tested(
-    config: Config,
-    rates: Rates,
-    seeds: tuple[int, ...],
-    runs: Sequence[tuple["RateRun", "RateRun"]],
-) -> RangeTest:
-    losses, steady = (
-        np.array([run.losses + [np.nan] * (rates.steps - len(run.losses)) for run in each])
-        for each in zip(*runs, strict=True)
-    )
-    ends = tuple(_end(*pair) for pair in runs)
-    return RangeTest(rates, seeds, losses, steady, ends, _paste(config, rates.path))
 
 
 def _paste(config: Config, path: str) -> str:
