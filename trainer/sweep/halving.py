@@ -106,13 +106,11 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
         values = [value_at(trial, step, plan.goal) for trial in trials]
         known = [value for value in values if value is not None]
         means[number] = math.fsum(known) / len(known) if len(known) == len(values) else None
-    finite = [number for number, value in means.items() if value is not None]
     places = {n: (math.inf if x is None else sign * x, n) for n, x in means.items()}
     order = tuple(sorted(means, key=places.__getitem__))
-    cuts = plan.arms[key[0]].cuts
-    assert cuts is not None, "only searches with cuts are cut"
-    most = cuts.going_on(plan.counts[key[0]], step)
-    return Cut(*key, step, order, tuple(means[n] for n in order), min(most, len(finite)))
+    values = tuple(means[number] for number in order)
+    most = plan.cuts[key[0]].going_on(plan.counts[key[0]], step)
+    return Cut(*key, step, order, values, min(most, len(values) - values.count(None)))
 
 
 def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
