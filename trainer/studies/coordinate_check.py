@@ -9,6 +9,7 @@ tables and its pictures follow.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -149,8 +150,10 @@ def check(
     examples = own.data.batch_size // own.microbatches
     found: list[list[list[dict[str, np.ndarray]]]] = []  # [widths][seeds][1 + steps]
     for width, program in programs.items():
-        runs = Runs(program, stops, examples)
-        found.append([list(runs.measure(seed)) for seed in numbers])
+        program.compile(program.abstract_state())
+        sizes = jax.jit(partial(_sizes, program))  # which the runs share
+        runs = (RateRun(program, program.inputs.values, seed) for seed in numbers)
+        found.append([list(_measure(run, stops, examples, sizes)) for run in runs])
         log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
     scaling, warnings = getattr(own.model, "width_scaling", None), list[str]()
     if scaling is not None:
@@ -194,39 +197,33 @@ def _arrays(
     return {name: x[..., 0].T for name, x in order}, {name: x[..., 1].T[1:] for name, x in order}
 
 
-class Runs:
-    """The runs at one width, which share the compiled programs; `stops` are numbers of steps."""
+def _measure(
+    run: RateRun, stops: Sequence[int], examples: int, sizes: Callable[..., Any]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what `sizes` returns at the start and after each of the stops, numbers of steps."""
+    # Copies, because the step donates the state.
+    first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
+    probe = next(run.program.feed.batches(stops[-1]))
+    batch = {name: x[:examples] for name, x in probe.items()}
+    start = jax.device_get(sizes(first, first, batch))
+    yield start
+    for stop in stops:
+        while len(run.losses) < stop:
+            run.advance(min(run.program.block_rule.steps, stop - len(run.losses)))
+            if np.isnan(run.losses[-1]):
+                lost = {name: np.full(2, np.nan) for name in start}
+                yield from [lost] * sum(each >= stop for each in stops)
+                return
+        yield jax.device_get(sizes(first, (run.state.params, run.state.model_state), batch))
 
-    def __init__(self, program: Program, stops: Sequence[int], examples: int):
-        self._program, self._stops, self._examples = program, stops, examples
-        self._measured = jax.jit(self._sizes)
-        program.compile(program.abstract_state())
 
-    def measure(self, seed: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yields module -> (size, change) at the start and after each of the stops."""
-        run = RateRun(self._program, self._program.inputs.values, seed)
-        # Copies, because the step donates the state.
-        first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
-        probe = next(run.program.feed.batches(self._stops[-1]))
-        batch = {name: x[: self._examples] for name, x in probe.items()}
-        start = jax.device_get(self._measured(first, first, batch))
-        yield start
-        for stop in self._stops:
-            while len(run.losses) < stop:
-                run.advance(min(run.program.block_rule.steps, stop - len(run.losses)))
-                if np.isnan(run.losses[-1]):
-                    lost = {name: np.full(2, np.nan) for name in start}
-                    yield from [lost] * sum(each >= stop for each in self._stops)
-                    return
-            now = run.state.params, run.state.model_state
-            yield jax.device_get(self._measured(first, now, batch))
-
-    def _sizes(self, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
-        before = activations(self._program, *first, batch)
-        return {
-            name: jnp.stack([_rms(x), _rms(x - before[name])])  # the size, and the change
-            for name, x in activations(self._program, *now, batch).items()
-        }
+def _sizes(program: Program, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
+    """Returns module -> (size, change) of its activations."""
+    before = activations(program, *first, batch)
+    return {
+        name: jnp.stack([_rms(x), _rms(x - before[name])])
+        for name, x in activations(program, *now, batch).items()
+    }
 
 
 def _rms(x: jax.Array) -> jax.Array:
@@ -461,13 +458,11 @@ def verdict_on_widths(found: Found) -> list[str]:
         return [*sentences, "No change has a slope: it is 0 or not finite at some width."]
     for kind, words in (("grows", "grow"), ("shrinks", "shrink")):
         # Of each module the steepest slope, the steepest module first.
-        of_kind = sorted((x for x in judged if x.kind == kind), key=lambda x: -abs(x.slope.value))
-        steepest = {x.module: x for x in reversed(of_kind)}
-        names = [
-            f"{x.module} (slope {x} after {plural(x.step, 'step')})"
-            for x in sorted(steepest.values(), key=lambda x: -abs(x.slope.value))
-        ]
-        if names:
+        steepest: dict[str, str] = {}
+        for x in sorted(judged, key=lambda x: -abs(x.slope.value)):
+            if x.kind == kind:
+                steepest.setdefault(x.module, f"slope {x} after {plural(x.step, 'step')}")
+        if names := [f"{module} ({text})" for module, text in steepest.items()]:
             sentences.append(f"Changes {words} with the width in {joined(names, 4)}.")
     if open_ones := [x for x in judged if x.kind == "not decided"]:
         widest = max(open_ones, key=lambda x: x.half)

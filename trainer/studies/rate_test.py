@@ -97,9 +97,8 @@ class RangeTest:
     @property
     def fell(self) -> bool:
         """Whether the rising rate lowered the loss by more than twice the noise of a step."""
-        if not self._inner().any():
-            return False
-        return -self.mean[self.lowest] > 2 * _noise(self.differences[:, : self.last].mean(0))
+        noise = _noise(self.differences[:, : self.last].mean(0))
+        return bool(self._inner().any() and -self.mean[self.lowest] > 2 * noise)
 
     def _line(self) -> tuple[np.ndarray, np.ndarray]:
         return local_line(self.differences[:, : self.last].mean(0), self.rates.steps)
