@@ -476,8 +476,6 @@ def _notes_initial(ledger: Ledger) -> bool:
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:
     """Orders segments by hashes; nobody can choose the first without the public number."""
     head = hashlib.sha256(claim).hexdigest()
-
-    def key(name: str) -> str:
-        return hashlib.sha256(f"{head}\n{public}\n{name}\n".encode()).hexdigest()
-
-    return sorted(names, key=key)
+    return sorted(
+        names, key=lambda x: hashlib.sha256(f"{head}\n{public}\n{x}\n".encode()).hexdigest()
+    )

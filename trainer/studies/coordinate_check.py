@@ -113,12 +113,7 @@ class Found:
     def ended(self) -> list[tuple[int, int]]:
         """Returns the (width, seed) of the runs that had a step that was not finite."""
         last = next(iter(self.changes.values()))[-1]
-        return [
-            (width, seed)
-            for i, width in enumerate(self.widths)
-            for j, seed in enumerate(self.seeds)
-            if not np.isfinite(last[j, i])
-        ]
+        return [(self.widths[i], self.seeds[j]) for i, j in np.argwhere(~np.isfinite(last.T))]
 
 
 def check(
@@ -555,10 +550,9 @@ def _figure(found: Found, index: int) -> Figure:
     rows: list[tuple[str | int | float, ...]] = []
     for module, changes in found.changes.items():
         of_seeds = changes[index]  # [seeds, widths]
-        for j, width in enumerate(widths):
-            for i, seed in enumerate(found.seeds):
-                size = found.sizes[module][1 + index][i, j]
-                rows.append((module, width, seed, float(of_seeds[i, j]), float(size)))
+        sizes = found.sizes[module][1 + index]
+        for (j, i), change in np.ndenumerate(of_seeds.T):
+            rows.append((module, widths[j], found.seeds[i], float(change), float(sizes[i, j])))
         if np.any(of_seeds > 0):
             points = np.tile(widths, len(of_seeds)).tolist(), of_seeds.ravel().tolist()
             series.append(Series("points", module, *points, faint=True))
