@@ -247,12 +247,18 @@ class LedgerWriter:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._read, self._lines = 0, list[dict[str, Any]]()  # bytes, and the lines in them
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read = 0  # bytes
+        self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
+        # the lines that are not about trials, and how many trials had ended before each
+        self._others: list[tuple[dict[str, Any], int]] = []
 
     def add_plan(self, revision: int, digest: str) -> None:
         """Adds the last revision of the plan and its digest, unless the ledger has it."""
         # The ledger of a sweep computed without one begins with the results that are there.
-        if any(each["revision"] >= revision for each in self._of("plan")):
+        if any(x["event"] == "plan" and x["revision"] >= revision for x, _ in self._look()):
             return
         folder = self._folder
         files = [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]
@@ -271,33 +277,29 @@ class LedgerWriter:
 
     def code(self) -> Mapping[str, KnownFile]:
         """Returns the files of the user's code that the sweep ran with last, by their names."""
-        found, ended = dict[str, KnownFile](), set[str]()
-        for each in self._of("trial", "code"):
-            if each["event"] == "trial":
-                ended.add(each["trial"])
-            else:
-                found |= {name: KnownFile(x, len(ended)) for name, x in each["code"].items()}
-        return found
+        lines = [(line["code"], after) for line, after in self._look() if line["event"] == "code"]
+        return {name: KnownFile(x, after) for files, after in lines for name, x in files.items()}
 
     def add_environment(self, found: Mapping[str, str]) -> None:
         """Adds the environment of a process that is about to compute, unless the ledger has it."""
-        if all(each["environment"] != found for each in self._of("environment")):
+        if all(line.get("environment") != found for line, _ in self._look()):
             append(self._folder, [{"event": "environment", "environment": dict(found)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Adds events from `trial_event`, but for trials that the ledger has."""
         # A trial that was computed again gets a line that says so.
-        known = {each["trial"]: _computation(each) for each in self._of("trial")}
+        self._look()
         new = []
         for event in events:
-            if (before := known.get(event["trial"])) != _computation(event):
+            if (before := self._known.get(event["trial"])) != _computation(event):
                 new.append(event if before is None else {**event, "again": True})
         if new:
             append(self._folder, new)
 
     def without_initial(self, arms: Iterable[str]) -> list[str]:
         """Returns those of some arms of which the ledger has no metrics before the first step."""
-        return sorted(set(arms).difference(*(each["arms"] for each in self._of("initial"))))
+        known = (line["arms"] for line, _ in self._look() if line["event"] == "initial")
+        return sorted(set(arms).difference(*known))
 
     def add_initial(self, trial: str, arms: Iterable[str], values: Mapping[str, float]) -> None:
         """Adds metrics of the first state of a trial, for those arms that have none yet."""
@@ -316,21 +318,25 @@ class LedgerWriter:
         self.add_file(name, content)
         replace_file(self._folder / name, content)
 
-    def _of(self, *events: str) -> list[dict[str, Any]]:
-        """Returns the intact lines of some events, after a look at those that were appended."""
+    def _look(self) -> list[tuple[dict[str, Any], int]]:
+        """Reads the whole lines that were appended; returns all intact ones but those of trials."""
         text = b""
         try:
             with open_regular(self._folder / LEDGER_FILE) as file:
                 if os.fstat(file.fileno()).st_size < self._read:  # it was replaced
-                    self._read, self._lines = 0, []
+                    self._forget()
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
-            self._read, self._lines = 0, []
+            self._forget()
         end = text.rfind(b"\n") + 1
         self._read += end
-        self._lines += [x for line in text[:end].splitlines() if (x := _checked(line)) is not None]
-        return [each for each in self._lines if each["event"] in events]
+        for content in filter(None, map(_checked, text[:end].splitlines())):
+            if content["event"] == "trial":
+                self._known[content["trial"]] = _computation(content)
+            else:
+                self._others.append((content, len(self._known)))
+        return self._others
 
 
 def _computation(event: Mapping[str, Any]) -> list[str | None]:
