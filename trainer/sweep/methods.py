@@ -57,10 +57,7 @@ class Cuts:
             >>> Cuts((100, 300), 3).counts(27)
             [27, 9, 3]
         """
-        found = [points]
-        for _ in self.steps:
-            found.append(max(1, found[-1] // self.factor))
-        return found
+        return [max(1, points // self.factor**cuts) for cuts in range(len(self.steps) + 1)]
 
     def going_on(self, points: int, step: int) -> int:
         """Returns how many of some points go on from the cut at a step.
