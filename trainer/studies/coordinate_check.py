@@ -42,7 +42,6 @@ class WidthSeries:
     """The configs of a coordinate check."""
 
     path: str  # the config path of the width
-    own: int  # the width of the config that was given
     by_width: Mapping[int, Config]  # by increasing width
     notes: tuple[str, ...]  # sentences about what else differs between widths, and about heads
 
@@ -268,9 +267,8 @@ def _arrays_in(name: str, result: Any) -> Iterator[tuple[str, Any]]:
     def is_chunked(x: Any) -> bool:
         return isinstance(x, ChunkedLogits)
 
-    for path, leaf in jax.tree_util.tree_flatten_with_path(result, is_leaf=is_chunked)[0]:
-        array = jnp.asarray(leaf.whole() if is_chunked(leaf) else leaf)
-        yield name + jax.tree_util.keystr(path), array
+    for path, x in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_chunked):
+        yield name + jax.tree_util.keystr(path), x.whole() if is_chunked(x) else jnp.asarray(x)
 
 
 # The configs of several widths.
@@ -311,7 +309,7 @@ def make_series(
         values |= {each: table[width] for each, table in tables.items()}
         by_width[width] = configs.replace(config, values, Source(f"--widths, at {path}={width}"))
     notes = [f"{x} is {joined([f'{of[w]:g}' for w in by_width])}." for x, of in tables.items()]
-    return WidthSeries(path, own, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
+    return WidthSeries(path, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
 
 
 def _width_path(root: Call) -> str:
