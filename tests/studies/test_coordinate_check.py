@@ -114,7 +114,7 @@ def _found(changes: dict[str, np.ndarray], widths: tuple[int, ...] = (64, 128, 2
     seeds = tuple(range(next(iter(changes.values())).shape[1]))
     sizes = {name: np.concatenate([x[:1] * 0 + 1, x]) for name, x in changes.items()}
     none: Any = None
-    series = WidthSeries("model.width", 64, dict.fromkeys(widths, none), ())
+    series = WidthSeries("model.width", dict.fromkeys(widths, none), ())
     return Found(series, seeds, steps, sizes, changes, {}, (), 8)
 
 

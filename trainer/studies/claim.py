@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -331,29 +331,21 @@ def _divided(
     return last, others, rest
 
 
+@dataclass
 class _Check:
     """Computes segments again; `vocabulary` and `log` are as for `verify_claim`."""
 
-    # Differences of another environment are measured on `count` segments of a kind. The runs in
-    # `examples` keep their results on single test examples.
-
-    def __init__(
-        self,
-        vocabulary: Sequence[str],
-        log: Callable[[str], None],
-        count: int,
-        examples: Set[str],
-    ):
-        self._vocabulary, self._log, self._count = vocabulary, log, count
-        self._examples = examples
-        self._fingerprint: Mapping[str, Any] = {}
+    vocabulary: Sequence[str]
+    log: Callable[[str], None]
+    count: int  # on how many segments of a kind differences of another environment are measured
+    examples: Set[str]  # the runs that keep their results on single test examples
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)  # of the last process
 
     def compute(self, segment: Segment) -> Recomputed:
         """Computes a segment again."""
-        self._log(f"Computing {segment.name} again.")
-        found, self._fingerprint = recompute(
-            segment, self._vocabulary, segment.run.name in self._examples
-        )
+        self.log(f"Computing {segment.name} again.")
+        examples = segment.run.name in self.examples
+        found, self.fingerprint = recompute(segment, self.vocabulary, examples)
         return found
 
     def measure(
@@ -368,12 +360,12 @@ class _Check:
         drawn_ones = sum(each.begins_run == begins_run for each in found[last:])
         # Whatever environment they name, but not those with other code or data.
         nexts = [
-            x for x in of_kind[: self._count] if not process_conditions(x.run, self._fingerprint)[1]
+            x for x in of_kind[: self.count] if not process_conditions(x.run, self.fingerprint)[1]
         ]
         apart = any(not (x.same or x.other_program) and x.differing for x in judged)
         if not apart or len(nexts) < FEWEST:
             return None
-        self._log(f"Measuring on {len(nexts)} more how far apart results are here.")
+        self.log(f"Measuring on {len(nexts)} more how far apart results are here.")
         measured = tuple(self.compute(each) for each in nexts)
         return Tolerance(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
 
@@ -484,8 +476,6 @@ def _notes_initial(ledger: Ledger) -> bool:
 def drawn(names: Iterable[str], claim: bytes, public: str) -> list[str]:
     """Orders segments by hashes; nobody can choose the first without the public number."""
     head = hashlib.sha256(claim).hexdigest()
-
-    def key(name: str) -> str:
-        return hashlib.sha256(f"{head}\n{public}\n{name}\n".encode()).hexdigest()
-
-    return sorted(names, key=key)
+    return sorted(
+        names, key=lambda x: hashlib.sha256(f"{head}\n{public}\n{x}\n".encode()).hexdigest()
+    )

@@ -15,6 +15,7 @@ import math
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,13 +240,9 @@ def row_differences(theirs: Rows, ours: Rows) -> tuple[dict[str, float], str]:
 
 def _written_twice(rows: Rows) -> str:
     """Returns a value that several rows have, which no run writes; "" if there is none."""
-    known = set[tuple[int, str]]()
-    for row in rows:
-        names = {(row["step"], name) for name in row if name != "step"}
-        if found := sorted(names & known):
-            return f"{found[0][1]} at step {found[0][0]:,}"
-        known |= names
-    return ""
+    counts = Counter((row["step"], name) for row in rows for name in row if name != "step")
+    twice = (f"{name} at step {step:,}" for (step, name), n in sorted(counts.items()) if n > 1)
+    return next(twice, "")
 
 
 def _relative(a: float | None, b: float | None) -> float:

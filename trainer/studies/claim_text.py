@@ -4,6 +4,7 @@ Start with `claim_sentences`.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from trainer.config.wording import listing
 from trainer.messages import plural
@@ -127,15 +128,11 @@ def _within(checked: Checked) -> Iterator[str]:
     )
     for found in checked.tolerances:
         measured, judged, total = len(found.measured), found.judged, found.total
-        few = _few(
-            total,
-            lambda forged, x=found: segments.caught_by_tolerance(
-                x.total, forged, len(x.measured), x.judged
-            ),
-        )
+        power = partial(segments.caught_by_tolerance, total, measured=measured, judged=judged)
         yield (
             f"As far as {measured + judged} of {total:,} {_kind(checked, found)} can show: had"
-            f" somebody changed one of them by more than that, it would have been found {few}."
+            " somebody changed one of them by more than that, it would have been found"
+            f" {_few(total, power)}."
         )
     if checked.segments is not None and not any(each.begins_run for each in checked.recomputed):
         yield "No segment that begins a run was drawn."

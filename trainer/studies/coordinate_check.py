@@ -9,6 +9,7 @@ tables and its pictures follow.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -41,7 +42,6 @@ class WidthSeries:
     """The configs of a coordinate check."""
 
     path: str  # the config path of the width
-    own: int  # the width of the config that was given
     by_width: Mapping[int, Config]  # by increasing width
     notes: tuple[str, ...]  # sentences about what else differs between widths, and about heads
 
@@ -55,12 +55,6 @@ class Slope:
     # and how far the sizes are from a power
     error: float
     degrees: int  # of freedom of the residuals
-
-    def half_width(self, slopes: int) -> float:
-        """Returns half the width of the interval that holds for so many slopes together."""
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.degrees, 1 - LEVEL / 2 / slopes)) * self.error
 
 
 def fit(widths: Sequence[int], sizes: np.ndarray) -> Slope | None:
@@ -118,12 +112,7 @@ class Found:
     def ended(self) -> list[tuple[int, int]]:
         """Returns the (width, seed) of the runs that had a step that was not finite."""
         last = next(iter(self.changes.values()))[-1]
-        return [
-            (width, seed)
-            for i, width in enumerate(self.widths)
-            for j, seed in enumerate(self.seeds)
-            if not np.isfinite(last[j, i])
-        ]
+        return [(self.widths[i], self.seeds[j]) for i, j in np.argwhere(~np.isfinite(last.T))]
 
 
 def check(
@@ -155,8 +144,10 @@ def check(
     examples = own.data.batch_size // own.microbatches
     found: list[list[list[dict[str, np.ndarray]]]] = []  # [widths][seeds][1 + steps]
     for width, program in programs.items():
-        runs = Runs(program, stops, examples)
-        found.append([list(runs.measure(seed)) for seed in numbers])
+        program.compile(program.abstract_state())
+        sizes = jax.jit(partial(_sizes, program))  # which the runs share
+        runs = (RateRun(program, program.inputs.values, seed) for seed in numbers)
+        found.append([list(_measure(run, stops, examples, sizes)) for run in runs])
         log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
     scaling, warnings = getattr(own.model, "width_scaling", None), list[str]()
     if scaling is not None:
@@ -191,52 +182,42 @@ def _arrays(
     """Returns module -> sizes [1 + steps, seeds, widths], and -> changes [steps, seeds, widths]."""
     # Of modules with the same numbers, as a block and its last layer, the shortest path is kept.
     modules = sorted(found[0][0][0], key=lambda name: (name == "outputs", name.count("/"), name))
-    seen: set[bytes] = set()
-    sizes, changes = {}, {}
+    kept: dict[bytes, tuple[str, np.ndarray]] = {}
     for module in modules:
         # [widths, seeds, 1 + steps, 2]
         both = np.array([[[each[module] for each in run] for run in runs] for runs in found])
-        if both.tobytes() in seen:
-            continue
-        seen.add(both.tobytes())
-        sizes[module], changes[module] = both[..., 0].T, both[..., 1].T[1:]
-    order = sorted(sizes, key=lambda name: (name == "outputs", name))
-    return {name: sizes[name] for name in order}, {name: changes[name] for name in order}
+        kept.setdefault(both.tobytes(), (module, both))
+    order = sorted(kept.values(), key=lambda each: (each[0] == "outputs", each[0]))
+    return {name: x[..., 0].T for name, x in order}, {name: x[..., 1].T[1:] for name, x in order}
 
 
-class Runs:
-    """The runs at one width, which share the compiled programs; `stops` are numbers of steps."""
+def _measure(
+    run: RateRun, stops: Sequence[int], examples: int, sizes: Callable[..., Any]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what `sizes` returns at the start and after each of the stops, numbers of steps."""
+    # Copies, because the step donates the state.
+    first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
+    probe = next(run.program.feed.batches(stops[-1]))
+    batch = {name: x[:examples] for name, x in probe.items()}
+    start = jax.device_get(sizes(first, first, batch))
+    yield start
+    for stop in stops:
+        while len(run.losses) < stop:
+            run.advance(min(run.program.block_rule.steps, stop - len(run.losses)))
+            if np.isnan(run.losses[-1]):
+                lost = {name: np.full(2, np.nan) for name in start}
+                yield from [lost] * sum(each >= stop for each in stops)
+                return
+        yield jax.device_get(sizes(first, (run.state.params, run.state.model_state), batch))
 
-    def __init__(self, program: Program, stops: Sequence[int], examples: int):
-        self._program, self._stops, self._examples = program, stops, examples
-        self._measured = jax.jit(self._sizes)
-        program.compile(program.abstract_state())
 
-    def measure(self, seed: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yields module -> (size, change) at the start and after each of the stops."""
-        run = RateRun(self._program, self._program.inputs.values, seed)
-        # Copies, because the step donates the state.
-        first = jax.tree.map(jnp.copy, (run.state.params, run.state.model_state))
-        probe = next(run.program.feed.batches(self._stops[-1]))
-        batch = {name: x[: self._examples] for name, x in probe.items()}
-        start = jax.device_get(self._measured(first, first, batch))
-        yield start
-        for stop in self._stops:
-            while len(run.losses) < stop:
-                run.advance(min(run.program.block_rule.steps, stop - len(run.losses)))
-                if np.isnan(run.losses[-1]):
-                    lost = {name: np.full(2, np.nan) for name in start}
-                    yield from [lost] * sum(each >= stop for each in self._stops)
-                    return
-            now = run.state.params, run.state.model_state
-            yield jax.device_get(self._measured(first, now, batch))
-
-    def _sizes(self, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
-        before = activations(self._program, *first, batch)
-        return {
-            name: jnp.stack([_rms(x), _rms(x - before[name])])  # the size, and the change
-            for name, x in activations(self._program, *now, batch).items()
-        }
+def _sizes(program: Program, first: tuple[Any, Any], now: tuple[Any, Any], batch: Any) -> Any:
+    """Returns module -> (size, change) of its activations."""
+    before = activations(program, *first, batch)
+    return {
+        name: jnp.stack([_rms(x), _rms(x - before[name])])
+        for name, x in activations(program, *now, batch).items()
+    }
 
 
 def _rms(x: jax.Array) -> jax.Array:
@@ -258,11 +239,11 @@ def activations(program: Program, params: Any, model_state: Any, batch: Any) -> 
             seen: dict[str, tuple[Any, ...]] = {}
         else:
             outputs, seen = capture(params, model_state, batch)
-        named = dict(_leaves("outputs", _whole(outputs)))
+        named = dict(_arrays_in("outputs", outputs))
         for module, calls in seen.items():
             for index, result in enumerate(calls):
                 name = f"{module}[{index}]" if len(calls) > 1 else module
-                named |= _leaves(name, _whole(result))
+                named |= _arrays_in(name, result)
         return named
 
     more = {name: jnp.concatenate([x, x[:1]]) for name, x in batch.items()}
@@ -280,19 +261,14 @@ def activations(program: Program, params: Any, model_state: Any, batch: Any) -> 
     }
 
 
-def _whole(result: Any) -> Any:
-    """Returns a result with logits as arrays."""
+def _arrays_in(name: str, result: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a result, by the name of the module and their places in it."""
 
     def is_chunked(x: Any) -> bool:
         return isinstance(x, ChunkedLogits)
 
-    return jax.tree.map(lambda x: x.whole() if is_chunked(x) else x, result, is_leaf=is_chunked)
-
-
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a result, by the name of the module and their places in it."""
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield name + jax.tree_util.keystr(path), jnp.asarray(leaf)
+    for path, x in jax.tree_util.tree_leaves_with_path(result, is_leaf=is_chunked):
+        yield name + jax.tree_util.keystr(path), x.whole() if is_chunked(x) else jnp.asarray(x)
 
 
 # The configs of several widths.
@@ -333,7 +309,7 @@ def make_series(
         values |= {each: table[width] for each, table in tables.items()}
         by_width[width] = configs.replace(config, values, Source(f"--widths, at {path}={width}"))
     notes = [f"{x} is {joined([f'{of[w]:g}' for w in by_width])}." for x, of in tables.items()]
-    return WidthSeries(path, own, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
+    return WidthSeries(path, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
 
 
 def _width_path(root: Call) -> str:
@@ -449,8 +425,14 @@ class Judged:
 
 def judge_slopes(found: Found) -> list[Judged]:
     """Returns the slopes of all changes, with intervals that hold together."""
+    from scipy.special import stdtrit
+
     slopes = found.slopes()
-    return [Judged(*at, slope, slope.half_width(len(slopes))) for at, slope in slopes.items()]
+    below = 1 - LEVEL / 2 / max(1, len(slopes))  # the level of the upper end of an interval
+    return [
+        Judged(*at, slope, float(stdtrit(slope.degrees, below)) * slope.error)
+        for at, slope in slopes.items()
+    ]
 
 
 def changes_passed(found: Found) -> bool:
@@ -469,13 +451,11 @@ def verdict_on_widths(found: Found) -> list[str]:
         return [*sentences, "No change has a slope: it is 0 or not finite at some width."]
     for kind, words in (("grows", "grow"), ("shrinks", "shrink")):
         # Of each module the steepest slope, the steepest module first.
-        of_kind = sorted((x for x in judged if x.kind == kind), key=lambda x: -abs(x.slope.value))
-        steepest = {x.module: x for x in reversed(of_kind)}
-        names = [
-            f"{x.module} (slope {x} after {plural(x.step, 'step')})"
-            for x in sorted(steepest.values(), key=lambda x: -abs(x.slope.value))
-        ]
-        if names:
+        steepest: dict[str, str] = {}
+        for x in sorted(judged, key=lambda x: -abs(x.slope.value)):
+            if x.kind == kind:
+                steepest.setdefault(x.module, f"slope {x} after {plural(x.step, 'step')}")
+        if names := [f"{module} ({text})" for module, text in steepest.items()]:
             sentences.append(f"Changes {words} with the width in {joined(names, 4)}.")
     if open_ones := [x for x in judged if x.kind == "not decided"]:
         widest = max(open_ones, key=lambda x: x.half)
@@ -568,10 +548,9 @@ def _figure(found: Found, index: int) -> Figure:
     rows: list[tuple[str | int | float, ...]] = []
     for module, changes in found.changes.items():
         of_seeds = changes[index]  # [seeds, widths]
-        for j, width in enumerate(widths):
-            for i, seed in enumerate(found.seeds):
-                size = found.sizes[module][1 + index][i, j]
-                rows.append((module, width, seed, float(of_seeds[i, j]), float(size)))
+        sizes = found.sizes[module][1 + index]
+        for (j, i), change in np.ndenumerate(of_seeds.T):
+            rows.append((module, widths[j], found.seeds[i], float(change), float(sizes[i, j])))
         if np.any(of_seeds > 0):
             points = np.tile(widths, len(of_seeds)).tolist(), of_seeds.ravel().tolist()
             series.append(Series("points", module, *points, faint=True))

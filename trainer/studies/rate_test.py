@@ -6,6 +6,7 @@ batches, whose rate stays at its first value: the difference of the two losses i
 Begin with `rate_test`; the rest is what it suggests, in sentences, a space to paste, and pictures.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,9 +97,8 @@ class RangeTest:
     @property
     def fell(self) -> bool:
         """Whether the rising rate lowered the loss by more than twice the noise of a step."""
-        if not self._inner().any():
-            return False
-        return -self.mean[self.lowest] > 2 * _noise(self.differences[:, : self.last].mean(0))
+        noise = _noise(self.differences[:, : self.last].mean(0))
+        return bool(self._inner().any() and -self.mean[self.lowest] > 2 * noise)
 
     def _line(self) -> tuple[np.ndarray, np.ndarray]:
         return local_line(self.differences[:, : self.last].mean(0), self.rates.steps)
@@ -195,17 +195,21 @@ def rate_test(
     seed = program.experiment.seed
     numbers = tuple(range(seed, seed + seeds))
     runs = _runs(program, growth, numbers, config, vocabulary)
-    done = 0
-    while done < rates.steps and any(_end(*pair) is None for pair in runs):
+    done, going = 0, runs
+    while done < rates.steps and going:
         count = min(program.block_rule.steps, rates.steps - done, max(1, rates.steps // 10))
-        for pair in runs:
-            if _end(*pair) is None:
-                for run in pair:
-                    run.advance(count)
+        for run in itertools.chain.from_iterable(going):
+            run.advance(count)
+        going = [x for x in going if diverged_at(*(np.array(run.losses) for run in x)) is None]
         done += count
         if done * 10 // rates.steps > (done - count) * 10 // rates.steps:
             log(f"{done} of {rates.steps} steps, learning rate {rates.values[done - 1]:.3g}")
-    return _tested(config, rates, numbers, runs)
+    losses, steady = (
+        np.array([run.losses + [np.nan] * (rates.steps - len(run.losses)) for run in each])
+        for each in zip(*runs, strict=True)
+    )
+    ends = tuple(map(diverged_at, losses, steady))
+    return RangeTest(rates, numbers, losses, steady, ends, _paste(config, rates.path))
 
 
 def _program(config: Config, rates: Rates, growth: str, vocabulary: Sequence[str]) -> Program:
@@ -250,26 +254,6 @@ def _runs(
             config.argument_source("warm_start"),
         )
     return runs
-
-
-def _end(rising: "RateRun", steady: "RateRun") -> int | None:
-    """Returns where a run diverged, compared with the one whose rate stays; see `diverged_at`."""
-    return diverged_at(np.array(rising.losses), np.array(steady.losses))
-
-
-def _tested(
-    config: Config,
-    rates: Rates,
-    seeds: tuple[int, ...],
-    runs: Sequence[tuple["RateRun", "RateRun"]],
-) -> RangeTest:
-    shape = len(runs), rates.steps
-    losses, steady = np.full(shape, np.nan), np.full(shape, np.nan)
-    for index, pair in enumerate(runs):
-        for array, run in zip((losses, steady), pair, strict=True):
-            array[index, : len(run.losses)] = run.losses
-    ends = tuple(_end(*pair) for pair in runs)
-    return RangeTest(rates, seeds, losses, steady, ends, _paste(config, rates.path))
 
 
 def _paste(config: Config, path: str) -> str:

@@ -16,7 +16,7 @@ from trainer.config.tree import functions
 from trainer.config.vocabulary import RUN, Vocabulary
 from trainer.config.wording import listing
 from trainer.messages import UserError, plural
-from trainer.sweep.ledger import Ledger, LedgerWriter, refuse_unreadable
+from trainer.sweep.ledger import Ledger, LedgerWriter, append, refuse_unreadable
 from trainer.writers.json_files import DamagedFile
 from trainer.writers.run_record import read_record
 
@@ -100,7 +100,7 @@ def note_code(
     changed = changed_hashes(folder, ledger, found, allowed)
     known = ledger.code()
     if new := {x: hash for x, hash in found.items() if x not in known or known[x].hash != hash}:
-        ledger.add_code(new, changed)
+        append(folder, [{"event": "code", "code": new, "changed": changed}])
     return list(changed)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from trainer.config import Tree
 from trainer.config.wording import brief, listing
@@ -15,6 +15,8 @@ from trainer.sweep.spaces import decoded, encoded
 from trainer.writers.files import replace_file
 from trainer.writers.json_files import damaged, read_json
 from trainer.writers.summary import Summary
+
+T = TypeVar("T")
 
 FINAL_FILE = "final.json"
 _ADVICE = (
@@ -55,18 +57,17 @@ def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, 
     # Points without all of their results are left out. `outcomes` is folder of a trial -> its
     # outcome; None or absent if there is none yet.
     sign = 1 if plan.goal.better == "min" else -1
-    means: dict[ArmSearch, dict[int, float]] = {key: {} for key in plan.points}
+    found: dict[ArmSearch, dict[int, float]] = {}
     for key, points in plan.points.items():
+        means: dict[int, float] = {}
         for number, trials in points.items():
             ended = [x for trial in trials if (x := outcomes.get(trial.folder)) is not None]
-            values = [outcome.value(plan.goal.row) for outcome in ended]
-            seeds = [sign * math.inf if value is None else value for value in values]
-            if len(seeds) == len(trials):
-                means[key][number] = math.fsum(seeds) / len(seeds)
-    return {
-        key: dict(sorted(points.items(), key=lambda item: (sign * item[1], item[0])))
-        for key, points in means.items()
-    }
+            if len(ended) == len(trials):
+                values = [outcome.value(plan.goal.row) for outcome in ended]
+                seeds = [sign * math.inf if value is None else value for value in values]
+                means[number] = math.fsum(seeds) / len(seeds)
+        found[key] = dict(sorted(means.items(), key=lambda item: (sign * item[1], item[0])))
+    return found
 
 
 def choose_winners(
@@ -77,9 +78,11 @@ def choose_winners(
 ) -> None:
     """Writes final.json: the best point of each search of an arm, and the seeds of its runs."""
     # All trials of the plan have results. `record` takes the file's content before it is written.
-    text = json.dumps([*_read(folder), choice_of(plan, outcomes)], indent=1) + "\n"
+    file = folder / FINAL_FILE
+    choices = [*read_list(file, list[_Choice], _ADVICE), choice_of(plan, outcomes)]
+    text = json.dumps(choices, indent=1) + "\n"
     record(text.encode())
-    replace_file(folder / FINAL_FILE, text.encode())
+    replace_file(file, text.encode())
 
 
 def choice_of(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
     # They are those of the revisions whose trials were complete. Raises if final.json is damaged,
     # or disagrees with the plan.
     file, choices = folder / FINAL_FILE, []
-    for each in _read(folder):
+    for each in read_list(file, list[_Choice], _ADVICE):
         number = each["revision"]
         if not 1 <= number <= plan.revision:
             raise damaged(file, f"the plan has no revision {number}", _ADVICE)
@@ -145,7 +148,7 @@ def wrong_choices(
     """Yields what in final.json differs from the ranking of trials, as parts of sentences."""
     # `outcome` takes the folder of a trial. Raises DamagedFile as `read_choices` does.
     read_choices(folder, plan)
-    for each in _read(folder):
+    for each in read_list(folder / FINAL_FILE, list[_Choice], _ADVICE):
         revisions, trials = plan.revisions[: each["revision"]], trials_until(plan, each["revision"])
         outcomes = {trial.folder: outcome(trial.folder) for trial in trials}
         if None in outcomes.values():
@@ -211,8 +214,9 @@ def trials_of_choice(plan: Plan, choices: Sequence[Choice]) -> list[Trial]:
     return trials
 
 
-def _read(folder: Path) -> list[_Choice]:
+def read_list(file: Path, kind: type[list[T]], advice: str) -> list[T]:
+    """Reads a file of choices; none before the first one. Raises DamagedFile."""
     try:
-        return read_json(folder / FINAL_FILE, list[_Choice], _ADVICE)
+        return read_json(file, kind, advice)
     except FileNotFoundError:
         return []

@@ -8,7 +8,6 @@ order depends on rows only, and not on which worker computed what when. Start wi
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import shutil
@@ -18,12 +17,12 @@ from pathlib import Path
 
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
-from trainer.sweep.final import ArmSearch, is_same_value
+from trainer.sweep.final import ArmSearch, is_same_value, read_list
 from trainer.sweep.ledger import CUTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
 from trainer.writers.files import paths_below, remove_temporaries, replace_file, sync_file_system
-from trainer.writers.json_files import DamagedFile, as_json, damaged, read_json
+from trainer.writers.json_files import DamagedFile, damaged
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
 _WAITING = "waiting"
@@ -107,26 +106,18 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
         values = [value_at(trial, step, plan.goal) for trial in trials]
         known = [value for value in values if value is not None]
         means[number] = math.fsum(known) / len(known) if len(known) == len(values) else None
-    finite = [number for number, value in means.items() if value is not None]
     places = {n: (math.inf if x is None else sign * x, n) for n, x in means.items()}
     order = tuple(sorted(means, key=places.__getitem__))
-    cuts = plan.arms[key[0]].cuts
-    assert cuts is not None, "only searches with cuts are cut"
-    most = cuts.going_on(plan.counts[key[0]], step)
-    return Cut(*key, step, order, tuple(means[n] for n in order), min(most, len(finite)))
+    values = tuple(means[number] for number in order)
+    most = plan.cuts[key[0]].going_on(plan.counts[key[0]], step)
+    return Cut(*key, step, order, values, min(most, len(values) - values.count(None)))
 
 
 def read_cuts(folder: Path, plan: Plan) -> dict[ArmSearch, list[Cut]]:
     """Reads the cuts of each search that were made so far, in order; raises DamagedFile."""
     # It raises if cuts.json is damaged, or is not that of the plan.
     file, found = folder / CUTS_FILE, dict[ArmSearch, list[Cut]]()
-    if not plan.cuts:
-        return found
-    try:
-        every = read_json(file, list[Cut], _ADVICE)
-    except FileNotFoundError:
-        return found
-    for each in every:
+    for each in read_list(file, list[Cut], _ADVICE) if plan.cuts else ():
         of_search = found.setdefault((each.arm, each.search), [])
         cuts = plan.cuts.get(each.arm)
         wanted = None if cuts is None else cuts.after(of_search[-1].step if of_search else 0)
@@ -244,10 +235,7 @@ class Halving:
         if made:
             for cut in made:
                 cuts.setdefault((cut.arm, cut.search), []).append(cut)
-            every = [as_json(cut) for of in cuts.values() for cut in of]
-            text = "[\n" + ",\n".join(map(json.dumps, every)) + "\n]\n"
-            self._ledger.add_file(CUTS_FILE, text.encode())
-            replace_file(self._folder / CUTS_FILE, text.encode())
+            self._ledger.write_choices(CUTS_FILE, itertools.chain.from_iterable(cuts.values()))
         if pruned := self._end_others(waiting, cuts):
             self._ledger.add_trials(trial_event(place, name) for name, place in pruned.items())
             for name, place in pruned.items():

@@ -35,7 +35,14 @@ from trainer.messages import UserError, plural
 from trainer.sweep.final import FINAL_FILE
 from trainer.sweep.plan import searches_of
 from trainer.sweep.spaces import canonical
-from trainer.writers.files import after_newline, open_regular, paths_below, read_regular
+from trainer.writers.files import (
+    after_newline,
+    open_regular,
+    paths_below,
+    read_regular,
+    replace_file,
+)
+from trainer.writers.json_files import as_json
 from trainer.writers.summary import SUMMARY_FILE, read_outcome
 
 LEDGER_FILE, CUTS_FILE, POINTS_FILE = "ledger.jsonl", "cuts.json", "points.json"
@@ -254,16 +261,13 @@ class LedgerWriter:
     def _forget(self) -> None:
         self._read = 0  # bytes
         self._known: dict[str, list[str | None]] = {}  # trial -> what tells its computation
-        self._code: dict[str, KnownFile] = {}
-        self._environments: list[Mapping[str, str]] = []
-        self._initial: set[str] = set()  # the arms of which it has the metrics before step 1
-        self._revision = 0
+        # the lines that are not about trials, and how many trials had ended before each
+        self._others: list[tuple[dict[str, Any], int]] = []
 
     def add_plan(self, revision: int, digest: str) -> None:
         """Adds the last revision of the plan and its digest, unless the ledger has it."""
         # The ledger of a sweep computed without one begins with the results that are there.
-        self._look()
-        if self._revision >= revision:
+        if any(x["event"] == "plan" and x["revision"] >= revision for x, _ in self._look()):
             return
         folder = self._folder
         files = [folder / "plan.json", *folder.glob("sweep*.yaml"), *folder.glob("arms/*.yaml")]
@@ -282,18 +286,12 @@ class LedgerWriter:
 
     def code(self) -> Mapping[str, KnownFile]:
         """Returns the files of the user's code that the sweep ran with last, by their names."""
-        self._look()
-        return self._code
-
-    def add_code(self, code: Mapping[str, str], changed: Mapping[str, str]) -> None:
-        """Adds files of the user's code, file -> hash, that are new or were changed."""
-        # `changed` is file -> the hash that it had before, for those that were changed.
-        append(self._folder, [{"event": "code", "code": dict(code), "changed": dict(changed)}])
+        lines = [(line["code"], after) for line, after in self._look() if line["event"] == "code"]
+        return {name: KnownFile(x, after) for files, after in lines for name, x in files.items()}
 
     def add_environment(self, found: Mapping[str, str]) -> None:
         """Adds the environment of a process that is about to compute, unless the ledger has it."""
-        self._look()
-        if found not in self._environments:
+        if all(line.get("environment") != found for line, _ in self._look()):
             append(self._folder, [{"event": "environment", "environment": dict(found)}])
 
     def add_trials(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -302,16 +300,15 @@ class LedgerWriter:
         self._look()
         new = []
         for event in events:
-            known = self._known.get(event["trial"])
-            if known is None or known != _computation(event):
-                new.append(event if known is None else {**event, "again": True})
+            if (before := self._known.get(event["trial"])) != _computation(event):
+                new.append(event if before is None else {**event, "again": True})
         if new:
             append(self._folder, new)
 
     def without_initial(self, arms: Iterable[str]) -> list[str]:
         """Returns those of some arms of which the ledger has no metrics before the first step."""
-        self._look()
-        return sorted(set(arms) - self._initial)
+        known = (line["arms"] for line, _ in self._look() if line["event"] == "initial")
+        return sorted(set(arms).difference(*known))
 
     def add_initial(self, trial: str, arms: Iterable[str], values: Mapping[str, float]) -> None:
         """Adds metrics of the first state of a trial, for those arms that have none yet."""
@@ -324,8 +321,15 @@ class LedgerWriter:
         """Adds the content that a file of `CHOICES` is about to get."""
         append(self._folder, [_file_event(name, content)])
 
-    def _look(self) -> None:
-        """Reads the whole lines that were appended since the last look."""
+    def write_choices(self, name: str, choices: Iterable[Any]) -> None:
+        """Writes a file of `CHOICES`, a list of dataclasses, whose content is added before."""
+        content = ("[\n" + ",\n".join(json.dumps(as_json(x)) for x in choices) + "\n]\n").encode()
+        self.add_file(name, content)
+        replace_file(self._folder / name, content)
+
+    def _look(self) -> list[tuple[dict[str, Any], int]]:
+        """Reads the whole lines that were appended; returns all intact ones but those of trials."""
+        text = b""
         try:
             with open_regular(self._folder / LEDGER_FILE) as file:
                 if os.fstat(file.fileno()).st_size < self._read:  # it was replaced
@@ -333,23 +337,15 @@ class LedgerWriter:
                 file.seek(self._read)
                 text = file.read()
         except FileNotFoundError:
-            return self._forget()
+            self._forget()
         end = text.rfind(b"\n") + 1
         self._read += end
-        for line in text[:end].splitlines():
-            if (content := _checked(line)) is None:
-                continue
+        for content in filter(None, map(_checked, text[:end].splitlines())):
             if content["event"] == "trial":
                 self._known[content["trial"]] = _computation(content)
-            elif content["event"] == "initial":
-                self._initial.update(content["arms"])
-            elif content["event"] == "environment":
-                self._environments.append(content["environment"])
-            elif content["event"] == "plan":
-                self._revision = content["revision"]
-            elif content["event"] == "code":
-                after = len(self._known)
-                self._code |= {k: KnownFile(x, after) for k, x in content["code"].items()}
+            else:
+                self._others.append((content, len(self._known)))
+        return self._others
 
 
 def _computation(event: Mapping[str, Any]) -> list[str | None]:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.messages import DONE, FAILED, MISTAKE, STOPPED
@@ -73,37 +74,31 @@ def common_code(codes: Collection[int | None]) -> int:
     return DONE if set(codes) == {DONE} else FAILED
 
 
+@dataclass
 class _Worker:
     """A process that computes trials."""
 
-    # `name` precedes what it writes; "" for the only one. `environment` is added to the variables
-    # of this process; `here` None is the current folder. `code` is the exit code of the last
-    # process: negative for a signal, None while it runs.
+    command: Sequence[str]
+    name: str  # precedes what it writes; "" for the only one
+    environment: Mapping[str, str]  # is added to the variables of this process
+    here: str | None  # its folder; None for the current one
+    log: Callable[[str], None]
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        name: str,
-        environment: Mapping[str, str],
-        here: str | None,
-        log: Callable[[str], None],
-    ):
-        self._command, self._here = list(command), here
-        self._environment = {**os.environ, **environment}
-        self._name, self._log = name, log
+    def __post_init__(self) -> None:
         self._restarts, self._given_up = Restarts(), False
         self._start()
 
     def _start(self) -> None:
+        # The exit code of the last process: negative for a signal, None while it runs.
         self.code: int | None = None
         self._restarts.begin()
         self._process = subprocess.Popen(
-            self._command,
+            self.command,
             stdin=subprocess.PIPE,  # the worker stops at its end; see `stop_with_the_caller`
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=self._environment,
-            cwd=self._here,
+            env={**os.environ, **self.environment},
+            cwd=self.here,
             text=True,
             errors="replace",
             # Ctrl-C reaches this process only, which stops workers: a second signal would end them.
@@ -114,10 +109,10 @@ class _Worker:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stderr is not None
-        prefix = f"{self._name}: " if self._name else ""
+        prefix = f"{self.name}: " if self.name else ""
         with process.stderr as lines:
             for line in lines:
-                self._log(f"{prefix}{line.rstrip()}")
+                self.log(f"{prefix}{line.rstrip()}")
 
     def is_alive(self) -> bool:
         """Returns whether the process has not ended, and notes its exit code if it has."""
@@ -140,15 +135,15 @@ class _Worker:
             return True
         if (self.code or 0) >= 0 or stopped or self._given_up:
             return False
-        what, name = self._name or "The worker", signal.Signals(-(self.code or 0)).name
+        what, name = self.name or "The worker", signal.Signals(-(self.code or 0)).name
         if not self._restarts.are_allowed():
             self._given_up = True
-            self._log(
+            self.log(
                 f"{what} was killed ({name}) {Restarts.MOST} times, and is not started again. The"
                 " same command goes on from there."
             )
             return False
-        self._log(f"{what} was killed ({name}) and is started again.")
+        self.log(f"{what} was killed ({name}) and is started again.")
         self._start()
         return True
 

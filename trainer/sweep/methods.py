@@ -58,10 +58,7 @@ class Cuts:
             >>> Cuts((100, 300), 3).counts(27)
             [27, 9, 3]
         """
-        found = [points]
-        for _ in self.steps:
-            found.append(max(1, found[-1] // self.factor))
-        return found
+        return [max(1, points // self.factor**cuts) for cuts in range(len(self.steps) + 1)]
 
     def going_on(self, points: int, step: int) -> int:
         """Returns how many of some points go on from the cut at a step.
@@ -98,6 +95,7 @@ class Method:
     grows: bool = True  # whether the first n points stay the same when more are asked for
     # the steps at which trials are stopped; None if all are computed to the end
     cuts: Cuts | None = None
+    search: int = 0  # of which of several independent searches it chooses the points
 
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < 2**64:
@@ -116,7 +114,7 @@ class Method:
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
         """Returns the first `count` points in their order; fewer if the others need results."""
-        # Raises ValueError if the method cannot choose so many.
+        # Raises ValueError if the method cannot choose so many, or has no such search.
         raise NotImplementedError
 
     def asks(self, space: Mapping[str, Space], axes: Sequence[Mapping[str, Space]]) -> Asks | None:
@@ -124,10 +122,8 @@ class Method:
         # `axes` has path of the config -> space for each key of the space.
 
     def of_search(self, search: int) -> Self:
-        """Returns the method with the points of one of several independent searches."""
-        # Searches count from 0, which is that of the method itself. Raises ValueError if the method
-        # has no independent searches, or not so many.
-        raise NotImplementedError
+        """Returns the method with the points of a search, from 0, that of the method itself."""
+        return replace(self, search=search)
 
 
 class Grid(Method):
@@ -145,18 +141,14 @@ class Grid(Method):
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
         """Returns the combinations; see `Method`."""
-        grids = [each.grid or () for each in space.values()]
-        chosen = itertools.islice(itertools.product(*grids), count)
-        return [dict(zip(space, values, strict=True)) for values in chosen]
-
-    def of_search(self, search: int) -> Self:
-        """Returns the grid; see `Method`."""
-        if search:
+        if self.search:
             raise ValueError(
                 "A grid has the same points in every search, so that its searches are not"
                 " independent: use method.sobol, method.random or method.halton, or searches: 1."
             )
-        return self
+        grids = [each.grid or () for each in space.values()]
+        chosen = itertools.islice(itertools.product(*grids), count)
+        return [dict(zip(space, values, strict=True)) for values in chosen]
 
 
 @dataclass(frozen=True)
@@ -175,11 +167,8 @@ class Sampled(Method):
         """Returns the values at the coordinates; see `Method`."""
         if not space:
             return [{}] * count
-        return _points_at(space, self.sequence(self.seed, len(space), count).tolist())
-
-    def of_search(self, search: int) -> Self:
-        """Returns the sequence with the seed of `search_seed`; see `Method`."""
-        return replace(self, seed=search_seed(self.seed, search))
+        seed = search_seed(self.seed, self.search)
+        return _points_at(space, self.sequence(seed, len(space), count).tolist())
 
 
 @dataclass(frozen=True)
@@ -189,7 +178,6 @@ class Asked(Method):
     seed: int
     first: int
     batch: int
-    search: int = 0  # of which search this object chooses the first points
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -230,10 +218,6 @@ class Asked(Method):
             )
         asks = self.asks(space, [{key: each} for key, each in space.items()])
         return _points_at(space, asks.coordinates(self.search, [], asks.batch_at(0, count)))
-
-    def of_search(self, search: int) -> Self:
-        """Returns the method for a search; see `Method`."""
-        return replace(self, search=search)
 
 
 @dataclass(frozen=True)
@@ -295,12 +279,6 @@ class Explicit(Method):
     """Points that the file lists; their keys are paths."""
 
     searches: Sequence[Sequence[Point]]  # the points of each search, equally many
-    search: int = 0  # of which search this object has the points
-
-    @property
-    def trials(self) -> Sequence[Point]:
-        """The points of the search."""
-        return self.searches[self.search]
 
     def count(self, space: Mapping[str, Space]) -> int:
         """Returns the length of the list; see `Method`."""
@@ -309,20 +287,16 @@ class Explicit(Method):
                 "method.explicit lists the values of every trial, so that an arm with this method"
                 " has no space: remove one of them."
             )
-        return len(self.trials)
+        return len(self.searches[0])
 
     def points(self, space: Mapping[str, Space], count: int) -> Sequence[Point]:
-        """Returns the list; see `Method`."""
-        return self.trials
-
-    def of_search(self, search: int) -> Self:
-        """Returns the method with the list of a search; see `Method`."""
-        if search >= len(self.searches):
+        """Returns the list of the search; see `Method`."""
+        if self.search >= len(self.searches):
             raise ValueError(
                 f"method.explicit lists the trials of {plural(len(self.searches), 'search')}:"
                 " give it a list of trials for each search, or write as many searches."
             )
-        return replace(self, search=search)
+        return self.searches[self.search]
 
 
 def _points_at(space: Mapping[str, Space], coordinates: Sequence[Sequence[float]]) -> list[Point]:

@@ -110,10 +110,8 @@ def example_differences(one: Path, other: Path) -> dict[str, float]:
     a, b = read_examples(one), read_examples(other)
     if a is None or b is None:
         return {PER_EXAMPLE_FILE: math.inf} if (a, b) != (None, None) else {}
-    apart = {}
-    for name in ("sha256", "complete", "left_out"):
-        if getattr(a, name) != getattr(b, name):
-            apart[name] = math.inf
+    alike = ("sha256", "complete", "left_out")
+    apart = {name: math.inf for name in alike if getattr(a, name) != getattr(b, name)}
     for kind in ("values", "weights"):
         ours, theirs = getattr(a, kind), getattr(b, kind)
         for name in sorted({*ours, *theirs}):
@@ -150,9 +148,8 @@ def _examples(arrays: dict[str, NDArray]) -> Examples:
     }
     for name, x in values.items():
         weight = weights[name]
-        if x.ndim != 1 or x.shape != weight.shape or not np.isfinite(x).all():
-            raise ValueError(name)
-        if not (np.isfinite(weight).all() and min(weight) > 0):
+        finite = np.isfinite(x).all() and np.isfinite(weight).all()
+        if x.ndim != 1 or x.shape != weight.shape or not finite or min(weight) <= 0:
             raise ValueError(name)
     left_out = tuple(map(str, arrays.get("left_out", ())))
     sha256, complete = arrays["sha256"].tobytes().hex(), bool(arrays["complete"])

@@ -11,7 +11,6 @@ the lock of the sweep chooses the next batch, and adds it to the file. Start wit
 import contextlib
 import hashlib
 import itertools
-import json
 import math
 import platform
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,11 +20,10 @@ from pathlib import Path
 
 from trainer.messages import UserError
 from trainer.sweep.asked import Asks
-from trainer.sweep.final import is_same_value, rank
+from trainer.sweep.final import is_same_value, rank, read_list
 from trainer.sweep.ledger import POINTS_FILE, LedgerWriter
 from trainer.sweep.plan import ArmSearch, Plan, point_name
-from trainer.writers.files import replace_file
-from trainer.writers.json_files import as_json, damaged, read_json
+from trainer.writers.json_files import damaged
 from trainer.writers.summary import SUMMARY_FILE, Summary, read_outcome
 
 _ADVICE = "it has the points that were chosen by results: restore it from a copy."
@@ -57,33 +55,21 @@ def with_points(folder: Path, plan: Plan) -> Plan:
         for batch in of
         for number, at in enumerate(batch.coordinates, batch.first)
     }
-    known = {(t.arm, t.search, t.number): t.values for t in plan.trials if not t.pending}
-    for place, values in chosen.items():
-        if known.get(place, values) != values:
-            name = f"{place[0]}/{point_name(*place[1:])}"
+    trials = []
+    for trial in plan.trials:
+        values = chosen.get((trial.arm, trial.search, trial.number), trial.values)
+        if not trial.pending and values != trial.values:
+            name = f"{trial.arm}/{trial.point}"
             raise damaged(folder / POINTS_FILE, f"its {name} is not that of plan.json", _ADVICE)
-    return replace(
-        plan,
-        trials=tuple(
-            replace(t, values=chosen[place])
-            if t.pending and (place := (t.arm, t.search, t.number)) in chosen
-            else t
-            for t in plan.trials
-        ),
-    )
+        trials.append(replace(trial, values=values) if trial.pending else trial)
+    return replace(plan, trials=tuple(trials))
 
 
 def _read(folder: Path, plan: Plan) -> Batches:
     """Reads the batches of each search, in order; raises DamagedFile for others than planned."""
-    found: Batches = {}
-    if all(arm.asks is None for arm in plan.arms.values()):
-        return found
-    file = folder / POINTS_FILE
-    try:
-        every = read_json(file, list[Batch], _ADVICE)
-    except FileNotFoundError:
-        return found
-    for each in every:
+    file, found = folder / POINTS_FILE, Batches()
+    asked = any(arm.asks is not None for arm in plan.arms.values())
+    for each in read_list(file, list[Batch], _ADVICE) if asked else ():
         points = plan.points.get((each.arm, each.search), {})
         asks = plan.arms[each.arm].asks if points else None
         of_search = found.setdefault((each.arm, each.search), [])
@@ -129,10 +115,7 @@ def choose_points(folder: Path, plan: Plan, ledger: LedgerWriter, ended: Collect
             of_search.append(_batch(plan, key, of_search, (), asks.batch_at(0, known)))
         count = asks.batch_at(known, len(plan.points[key]))
         of_search.append(_batch(plan, key, of_search, told, count))
-    lines = (json.dumps(as_json(batch)) for of in batches.values() for batch in of)
-    content = ("[\n" + ",\n".join(lines) + "\n]\n").encode()
-    ledger.add_file(POINTS_FILE, content)
-    replace_file(folder / POINTS_FILE, content)
+    ledger.write_choices(POINTS_FILE, itertools.chain.from_iterable(batches.values()))
     return True
 
 

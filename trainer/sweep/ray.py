@@ -40,8 +40,7 @@ from trainer.train.signals import StopSignals
 _LOOK = 0.5  # seconds between two looks at signals
 _ANSWER, _CONNECT = 10.0, 120.0  # seconds for a port to answer, and for Ray to take this process
 _LAST = 5  # lines of a worker that are shown when it has failed
-_NUMBERS = ("num_cpus", "num_gpus")
-_KNOWN = ("address", *_NUMBERS, "memory", "resources.NAME", "env.NAME")
+_KNOWN = ("address", "num_cpus", "num_gpus", "memory", "resources.NAME", "env.NAME")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -298,5 +298,5 @@ class _Reader:
             own = join(at, "method")
             place = own if own in self.config.sources else "method"
             place = join(place, "points.trials" if method.cuts else "trials")
-            places |= dict.fromkeys(method.trials[0], place)
+            places |= dict.fromkeys(method.searches[0][0], place)
         return places

@@ -66,8 +66,6 @@ def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> Slurm
     """
     given = launcher_settings.read_settings("--slurm", file, settings, _name, ("partition", "gpu"))
     values = {key: (_text(key, setting), setting.source) for key, setting in given.items()}
-    for key, (value, source) in values.items():
-        _check(key, value, source)
     setup = values.pop("setup", ("", None))[0]
     warning = int(values.pop("warning", ("120", None))[0])
     options = {key: value for key, (value, _) in values.items() if value != "false"}
@@ -84,11 +82,22 @@ def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> Slurm
 
 
 def _text(name: str, setting: launcher_settings.LauncherSetting) -> str:
-    if isinstance(setting.value, bool):
-        return str(setting.value).lower()
+    """Returns the value of a setting as text; raises ConfigError for one that it cannot have."""
     if name == "setup" and isinstance(setting.value, list):
         return "\n".join(map(str, setting.value))
-    return setting.text(name)
+    truth = isinstance(setting.value, bool)
+    value = str(setting.value).lower() if truth else setting.text(name)
+    if name == "warning":
+        if not re.fullmatch("[1-9][0-9]{0,4}", value) or int(value) > 65535:
+            why = f"It is a number of seconds from 1 to 65535, got {value!r}."
+            raise ConfigError(why, setting.source)
+    elif name != "setup" and not (value.strip() and value.isprintable()):
+        raise ConfigError(
+            f"The value of {name} must be one line of text, got {value!r}; for an option that takes"
+            f" no value, write {name}=true.",
+            setting.source,
+        )
+    return value
 
 
 def _name(key: str, source: Source) -> str:
@@ -102,18 +111,6 @@ def _name(key: str, source: Source) -> str:
     if name in _REFUSED:
         raise ConfigError(f"{name} cannot be set: {_REFUSED[name]}.", source)
     return name
-
-
-def _check(name: str, value: str, source: Source) -> None:
-    if name == "warning":
-        if not re.fullmatch("[1-9][0-9]{0,4}", value) or int(value) > 65535:
-            raise ConfigError(f"It is a number of seconds from 1 to 65535, got {value!r}.", source)
-    elif name != "setup" and not (value.strip() and value.isprintable()):
-        raise ConfigError(
-            f"The value of {name} must be one line of text, got {value!r}; for an option that takes"
-            f" no value, write {name}=true.",
-            source,
-        )
 
 
 def _seconds(time: str) -> int | None:
