@@ -62,17 +62,6 @@ class Hyperparameter(NamedTuple):
         return f"peak {self.peak:.4g} at step {self.peak_step:,}, final {self.final:.4g}"
 
 
-def describe_samples(
-    sampled: Mapping[str, Mapping[str, Sampled]],
-) -> dict[str, dict[str, Hyperparameter]]:
-    """Describes the values that `sample_floats` returned."""
-    return {
-        group: {name: _describe(*values) for name, values in arguments.items()}
-        for group, arguments in sampled.items()
-        if arguments
-    }
-
-
 def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
     peak = int(np.argmax(values))
     return Hyperparameter(
@@ -312,7 +301,12 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         _check(program, state, memory or memory_of(list(program.mesh.local_devices)))
         if here:  # it computes first parameters, which those of other devices may be too large for
             program.check_norms()
-        hyperparameters = describe_samples(sampled := sample_floats(program))
+        sampled = sample_floats(program)
+        hyperparameters = {
+            group: {name: _describe(*values) for name, values in of.items()}
+            for group, of in sampled.items()
+            if of
+        }
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
         found = plan_learning.scan(program, state, first := program.evaluation.check(state))
