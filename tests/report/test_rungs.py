@@ -12,7 +12,7 @@ from scipy import stats
 from tests.report_cases import RATE, run, workload
 from trainer.report.comparison import make_report
 from trainer.report.pairs import compare_arms
-from trainer.report.panels.ladder import Climb, match, slope, speedup_sentences
+from trainer.report.panels.ladder import Climb, match, speedup_sentences
 from trainer.report.results import Result, Workload
 from trainer.report.sweep_results import on_rungs
 from trainer.sweep.ladder import PlannedLadder
@@ -272,7 +272,6 @@ def test_the_power_of_the_loss_is_that_of_numpy():
     ]
     assert adamw.rungs == 5 and adamw.estimate is not None
     assert adamw.estimate.value == pytest.approx(np.mean(slopes), rel=1e-9)
-    assert slope([1, 2, 4], [3, 2, 1]) == pytest.approx(stats.linregress([1, 2, 4], [3, 2, 1])[0])
 
 
 def test_pairs_are_compared_on_each_rung_and_the_error_is_divided_among_them(tmp_path):

@@ -70,6 +70,12 @@ def rank(plan: Plan, outcomes: Mapping[str, Summary | None]) -> dict[ArmSearch, 
     return found
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Returns the mean; None if a value is None or there is none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
 def choose_winners(
     folder: Path,
     plan: Plan,

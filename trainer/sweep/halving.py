@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer.messages import plural
 from trainer.sweep.definition import Goal
-from trainer.sweep.final import ArmSearch, is_same_value, read_list
+from trainer.sweep.final import ArmSearch, is_same_value, mean, read_list
 from trainer.sweep.ledger import CUTS_FILE, LedgerWriter, trial_event
 from trainer.sweep.plan import Plan, SharedProgram, Trial
 from trainer.writers import iterate_metrics
@@ -101,11 +101,10 @@ def cut_of(plan: Plan, key: ArmSearch, step: int, candidates: Mapping[int, Seque
     # `candidates` is number of a point -> the folders of its trials, one for each seed, which have
     # come so far or have ended.
     sign = 1 if plan.goal.better == "min" else -1
-    means: dict[int, float | None] = {}
-    for number, trials in candidates.items():
-        values = [value_at(trial, step, plan.goal) for trial in trials]
-        known = [value for value in values if value is not None]
-        means[number] = math.fsum(known) / len(known) if len(known) == len(values) else None
+    means = {
+        number: mean([value_at(trial, step, plan.goal) for trial in trials])
+        for number, trials in candidates.items()
+    }
     places = {n: (math.inf if x is None else sign * x, n) for n, x in means.items()}
     order = tuple(sorted(means, key=places.__getitem__))
     values = tuple(means[number] for number in order)

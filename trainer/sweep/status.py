@@ -15,7 +15,7 @@ from trainer.config import diff, dump
 from trainer.config.wording import known_names, listing
 from trainer.messages import UserError, duration, plural, printable, table
 from trainer.sweep.code_changes import CodeChange, change_sentences, changes_in, fingerprint_of
-from trainer.sweep.final import ArmSearch, rank
+from trainer.sweep.final import ArmSearch, mean, rank
 from trainer.sweep.folder import SweepFolder
 from trainer.sweep.halving import planned_steps, waiting_folder
 from trainer.sweep.ledger import read_ledger, refuse_unreadable
@@ -259,12 +259,6 @@ class SweepReader:
                 most |= {arm: max(most.get(arm, 0), flops) for arm in program.arms}
             left += len(self.plan.final_seeds) * len(self.plan.offsets) * sum(most.values())
         return left / speed
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Returns the mean; None if a value is None or there is none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
 _SHOWN = 5  # runs that failed or diverged

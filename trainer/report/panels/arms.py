@@ -10,7 +10,7 @@ from trainer.report.results import Workload
 from trainer.report.statistics import estimates
 from trainer.report.statistics.decide import NOETHER
 from trainer.report.wording import finite, shown
-from trainer.sweep.status import mean
+from trainer.sweep.final import mean
 
 _KINDS = {
     "more": "better, by more than matters",

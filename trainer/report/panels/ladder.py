@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import linear_regression
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
@@ -248,7 +247,10 @@ class Climb:
             why = f"{arm} has a speed-up of every {self.unit} on fewer than two rungs."
             return Trend(arm, "", len(exact), None, why)
         x = [math.log(each.factor) for each in exact]
-        slopes = [slope(x, [e.matches[chain].log_cost for e in exact]) for chain in self.chains]
+        slopes = [
+            linear_regression(x, [e.matches[chain].log_cost for e in exact]).slope
+            for chain in self.chains
+        ]
         confidence = 1 - LEVEL / max(1, len(self.others))
         return Trend(arm, "", len(exact), mean_interval(slopes, confidence))
 
@@ -299,7 +301,9 @@ class Climb:
                 own = [each for each in rates if each.chain == chain]
                 if len(own) == len(labels) > 1:
                     x = [math.log(self.factor_of(each.rung)) for each in own]
-                    slopes.append(slope(x, [math.log(each.value) for each in own]))
+                    slopes.append(
+                        linear_regression(x, [math.log(each.value) for each in own]).slope
+                    )
             if len(labels) < 2:
                 why = f"The best {path} of {arm} was searched on one rung."
             elif at_edge:
@@ -321,26 +325,15 @@ class Climb:
             climbed = [each for each in self.rungs if each.units_of(arm)]
             values = [each.units_of(arm) for each in climbed]
             every = [value for each in values for value in each.values()]
-            if len(climbed) < _FEWEST_TO_FIT or not all(0 < value < math.inf for value in every):
-                continue
             x = [math.log(self.costs_of(each, arm)) for each in climbed]
+            if len({*x}) < _FEWEST_TO_FIT or not all(0 < value < math.inf for value in every):
+                continue
             chains = [chain for chain in self.chains if all(chain in each for each in values)]
-            if slopes := [slope(x, [math.log(each[chain]) for each in values]) for chain in chains]:
+            logs = [[math.log(each[chain]) for each in values] for chain in chains]
+            if slopes := [linear_regression(x, y).slope for y in logs]:
                 estimate = mean_interval(slopes, 1 - LEVEL / len(arms))
                 trends.append(Trend(arm, "", len(climbed), estimate))
         return trends
-
-
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Returns the slope of the least-squares line.
-
-    Example:
-        >>> slope([0.0, 1.0, 2.0], [1.0, 2.0, 5.0])
-        2.0
-    """
-    a, b = np.asarray(x, float), np.asarray(y, float)
-    centred = a - a.mean()
-    return float(centred @ (b - b.mean()) / (centred @ centred))
 
 
 def speedup_sentences(workloads: Sequence[Workload]) -> list[str]:
