@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,10 +177,11 @@ class Asks:
         first = self.center or _places(scrambled("Sobol", seed, len(sizes), 1)[0], sizes)
         best = min(known, key=known.__getitem__, default=first)
         axis, _ = self._line(len(told))
-        line = ((*best[:axis], place, *best[axis + 1 :]) for place in range(sizes[axis]))
-        # What an earlier line had is not computed again: other points near the best one follow.
+        order = [*range(axis, len(sizes)), *range(axis)]
+        lines = [(*best[:a], k, *best[a + 1 :]) for a in order for k in range(sizes[a])]
+        # What the search has had is not computed again: the lines after it follow, and the rest.
         new: dict[tuple[int, ...], None] = {}
-        for point in itertools.chain(line, _near(best, sizes)):
+        for point in itertools.chain(lines, itertools.product(*map(range, sizes))):
             if len(new) == count:
                 break
             if point not in known:
@@ -191,15 +192,3 @@ class Asks:
 def _places(at: Sequence[float], sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns the places of coordinates in lists of some sizes."""
     return tuple(min(int(u * size), size - 1) for u, size in zip(at, sizes, strict=True))
-
-
-def _near(point: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields the points of a grid, each by the steps along axes that it is away from one."""
-    queue, found = [point], {point}
-    for at in queue:
-        yield at
-        for axis, place in itertools.product(range(len(sizes)), (-1, 1)):
-            moved = (*at[:axis], at[axis] + place, *at[axis + 1 :])
-            if 0 <= moved[axis] < sizes[axis] and moved not in found:
-                found.add(moved)
-                queue.append(moved)

@@ -445,10 +445,10 @@ def coordinate_descent(seed: int = 0, center: Mapping[str, Any] | None = None) -
 
     The first points of a search are a line: its beginning, and the same point with each other value
     of the first key of the space. Every further line is that of the next key, through the point
-    with the best result so far; after the last key comes the first. Points of a line that the
-    search has had already are replaced by others of the grid that are near its best point. A line
-    is one batch, as in `method.tpe`: it is chosen when all points before it have their results. A
-    round through spaces of 7, 5 and 3 values has 13 trials, with the beginning.
+    with the best result so far; after the last key comes the first. In place of points
+    that the search has had already come those of the lines after it. A line is one batch, as in
+    `method.tpe`: it is chosen when all points before it have their results. A round through spaces
+    of 7, 5 and 3 values has 13 trials, with the beginning.
 
     Args:
         seed: of where each search begins, which is drawn; at least 0 and less than 2**64.

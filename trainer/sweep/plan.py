@@ -497,9 +497,8 @@ def _planned_arm(arm: ArmConfig) -> PlannedArm:
     spaces = {path: space.text for axis in axes for path, space in axis.items()}
     linked = tuple(tuple(axis) for axis in axes if len(axis) > 1)
     method = arm.method
-    return PlannedArm(
-        arm.config, method.text, spaces, linked, method.cuts, method.asks(arm.space, axes)
-    )
+    asks = method.asks(arm.space, axes)
+    return PlannedArm(arm.config, method.text, spaces, linked, method.cuts, asks)
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:
