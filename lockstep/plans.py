@@ -17,7 +17,31 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class Placement:
+class Drawn:
+    """What can be drawn; a notebook shows it as SVG."""
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Draws into a file.
+
+        Args:
+            file: its name ends in .png, .pdf or .svg.
+
+        Raises:
+            UserError: the file has another suffix, or cannot be written.
+        """
+        raise NotImplementedError
+
+    def svg(self) -> str:
+        """Returns the drawing as SVG."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "drawn.svg"
+            self.save(file)
+            return file.read_text(encoding="utf-8")
+
+    _repr_svg_ = svg
+
+
+class Placement(Drawn):
     """What each device of a mesh holds; a notebook shows it as a drawing.
 
     Args:
@@ -67,14 +91,7 @@ class Placement:
         return DataFrame(rows, columns=[*columns, "gradient_bytes"]).set_index("leaf")
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Draws into a file.
-
-        Args:
-            file: its name ends in .png, .pdf or .svg.
-
-        Raises:
-            UserError: the file has another suffix, or cannot be written.
-        """
+        """See `Drawn`."""
         from trainer.report.mesh_figure import save_mesh_figure
 
         save_mesh_figure(self._holdings, self.memory, file)
@@ -83,9 +100,6 @@ class Placement:
         from trainer.engine.plan_text import holdings_text
 
         return holdings_text(self._holdings, self.memory).rstrip("\n")
-
-    def _repr_svg_(self) -> str:
-        return svg_of(self)
 
 
 class Plan:
@@ -147,7 +161,7 @@ class Plan:
 
         tables = html_table(parameter_cells(self._plan)) + html_table(group_cells(self._plan))
         warned = "".join(f"<p><b>warning:</b> {html.escape(each)}</p>" for each in self.warnings)
-        drawn = svg_of(self.placement).partition("<svg") if self._simulated else ("", "", "")
+        drawn = (self.placement.svg() if self._simulated else "").partition("<svg")
         compiled = html.escape(self._texts[1])
         return (
             f"{tables}{warned}<p>{self.steps:,} steps; {self.flops:,} FLOPs a step;"
@@ -248,14 +262,6 @@ def _converted(argument: str, convert: Any, given: Any, more: str = "") -> int:
         return convert(str(given))
     except argparse.ArgumentTypeError as error:
         raise UserError(f"{argument}: {error}{more}.") from None
-
-
-def svg_of(drawn: Any) -> str:
-    """Returns what the `save` of an object draws, as SVG."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "drawn.svg"
-        drawn.save(file)
-        return file.read_text(encoding="utf-8")
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.configs import Config, Packages, as_vocabulary, write_text
-from lockstep.plans import svg_of
+from lockstep.plans import Drawn
 from lockstep.runs import Run
 from lockstep.sweeps import Sweep
 from trainer.messages import UserError
@@ -104,7 +104,7 @@ class Comparison:
         return f"<pre>{html.escape(self.text)}</pre>"
 
 
-class Plot:
+class Plot(Drawn):
     """A metric of runs, drawn; a notebook shows it as SVG.
 
     Attributes:
@@ -117,14 +117,7 @@ class Plot:
         self._labels, self._log = labels, log
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Draws into a file.
-
-        Args:
-            file: its name ends in .png, .pdf or .svg.
-
-        Raises:
-            UserError: the file has another suffix, or cannot be written.
-        """
+        """See `Drawn`."""
         from trainer.report.plots import save_figure
 
         save_figure(self.lines, file, self.title, *self._labels, *self._log)
@@ -135,9 +128,6 @@ class Plot:
         drawn = {name: line.curve for name, line in self.lines.items()}
         axes = {"log_x": self._log[0], "log_y": self._log[1]}
         return draw_in_terminal(drawn, self.title, **axes).rstrip("\n")
-
-    def _repr_svg_(self) -> str:
-        return svg_of(self)
 
 
 def report(

@@ -26,11 +26,10 @@ class Run:
     """A run in its folder, finished or not.
 
     Args:
-        folder: of the run.
+        folder: of the run, also an attribute.
         vocabulary: further packages whose functions its config names.
 
     Attributes:
-        folder: the folder of the run.
         config: a copy of its config.
 
     Raises:

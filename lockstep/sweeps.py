@@ -20,11 +20,8 @@ class Sweep:
     """A sweep in its folder, finished or not.
 
     Args:
-        folder: of the sweep.
+        folder: of the sweep, also an attribute.
         vocabulary: further packages whose functions its configs name.
-
-    Attributes:
-        folder: the folder of the sweep.
 
     Raises:
         UserError: the folder is not that of a sweep.

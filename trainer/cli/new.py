@@ -148,9 +148,8 @@ def _comparison(folder: Path, arguments: argparse.Namespace) -> None:
         raise UserError(f"--optimizers={','.join(names)} names one optimizer twice.")
     if (relevant := arguments.relevant) is None and not own:
         relevant = _EXAMPLE
-    named = "run.yaml"
-    if own:
-        named = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
+    known = base if base.startswith(SHIPPED) else os.path.relpath(base, folder)
+    named = known if own else "run.yaml"
     written = _Sweep(named, compared, arms, searches, trials, relevant, [])
     power = _write_comparison(folder, written, base, own, arguments.vocabulary)
     runs, chosen = len(arms) * searches * trials, arguments.group is not None or not own

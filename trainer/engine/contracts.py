@@ -87,8 +87,7 @@ def check_observations(model: Any, optimizer: optim.Optimizer) -> None:
     """Raises GroupError if a part of the optimizer reads what the model does not observe."""
     known = getattr(model, "observations", {})
     for name, (group, part) in observations_read(optimizer.groups).items():
-        why = known.get(name, "the model does not say that it observes it")
-        if isinstance(why, str):
+        if isinstance(why := known.get(name, "the model does not say that it observes it"), str):
             raise optim.GroupError(
                 f"In group {group!r}, {part} reads {name!r} of the model's forward pass, but {why}."
                 " Choose another optimizer, or a model that observes it, such as models.gpt with"

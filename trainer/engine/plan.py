@@ -62,15 +62,19 @@ class Hyperparameter(NamedTuple):
         return f"peak {self.peak:.4g} at step {self.peak_step:,}, final {self.final:.4g}"
 
 
-def _describe(steps: np.ndarray, values: np.ndarray) -> Hyperparameter:
-    peak = int(np.argmax(values))
-    return Hyperparameter(
-        peak=float(values[peak]),
-        peak_step=int(steps[peak]) + 1,
-        first=float(values[0]),
-        final=float(values[-1]),
-        constant=bool(np.all(values == values[0])),
-    )
+def _describe(sampled: Mapping[str, Mapping[str, Sampled]]) -> dict[str, dict[str, Hyperparameter]]:
+    found: dict[str, dict[str, Hyperparameter]] = {}
+    for group, arguments in sampled.items():
+        for name, (steps, values) in arguments.items():
+            peak = int(np.argmax(values))
+            found.setdefault(group, {})[name] = Hyperparameter(
+                peak=float(values[peak]),
+                peak_step=int(steps[peak]) + 1,
+                first=float(values[0]),
+                final=float(values[-1]),
+                constant=bool(np.all(values == values[0])),
+            )
+    return found
 
 
 def sample_floats(program: Program) -> dict[str, dict[str, Sampled]]:
@@ -301,12 +305,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         _check(program, state, memory or memory_of(list(program.mesh.local_devices)))
         if here:  # it computes first parameters, which those of other devices may be too large for
             program.check_norms()
-        sampled = sample_floats(program)
-        hyperparameters = {
-            group: {name: _describe(*values) for name, values in of.items()}
-            for group, of in sampled.items()
-            if of
-        }
+        hyperparameters = _describe(sampled := sample_floats(program))
         flops = program.flops  # traces the step
         diagnostics = _diagnostics(program)
         found = plan_learning.scan(program, state, first := program.evaluation.check(state))
@@ -369,8 +368,7 @@ def _check(program: Program, state: State, room: Memory) -> None:
     _check_batches(program)
     contracts.check_observations(program.experiment.model, program.experiment.optimizer)
     for name, wrapper in (("lookahead", optimizer.lookahead), ("readout", optimizer.readout)):
-        wrong = None if wrapper is None else wrapper.wrong_steps(program.experiment.steps)
-        if wrong is not None:
+        if wrapper and (wrong := wrapper.wrong_steps(program.experiment.steps)):
             raise optim.GroupError(wrong[1], argument=f"{name}.{wrong[0]}")
 
 

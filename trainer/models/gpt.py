@@ -353,16 +353,15 @@ def gpt(
         dropout=dropout,
     )
     why = "its queries and keys are normalized (qk_norm), so that no kernel makes logits large"
-    scaling = None
-    if base_width is not None:
-        scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width)
-    model = _with_documents(module, inputs)
+    scaled = base_width is not None
+    scaling = WidthScaling(re.compile("block.*/kernel"), width / base_width) if scaled else None
+    made = _with_documents(module, inputs)
     logits: dict[str, Any] = {CausalAttention.observation: why if qk_norm else jnp.max}
-    return model._replace(
+    return made._replace(
         language=language_model(module, kv_heads),
         width_scaling=scaling,
         sharding=(*TRANSFORMER_SHARDING, ("embed/embedding", "tensor -")),
-        observations={**model.observations, **logits},
+        observations={**made.observations, **logits},
         heads=(
             Heads("num_heads", num_heads, "block.*/attn/(q|qkv|out)/.*"),
             Heads("num_kv_heads", kv_heads, "block.*/attn/kv/.*"),

@@ -206,8 +206,7 @@ REMAT: Mapping[str, Callable[..., bool] | None] = {
 """What the backward pass of a stack does not recompute: products with kernels and what
 `causal_attention` saves, nothing, or all."""
 
-KERNEL_INPUTS = "kernel_inputs"
-"""The observation of the mean of x x^T over the inputs x of a kernel; see `from_linen`."""
+KERNEL_INPUTS = "kernel_inputs"  # the name of an observation; see `from_linen`
 
 # In a scan: the collections whose arrays have a layer axis, and the keys that differ by layer.
 _STACKED = ("params", "cache", "intermediates", "attention_logits", KERNEL_INPUTS)

@@ -124,9 +124,8 @@ def _observe_inputs(call: Any, arguments: Any, keywords: Any, context: Any) -> A
     linear = context.method_name == "__call__" and isinstance(module, nn.Dense | Linear | Qkv)
     if linear and module.is_mutable_collection(KERNEL_INPUTS):
         x = widen(arguments[0]).reshape(-1, arguments[0].shape[-1])
-        moment = jnp.einsum("ni,nj->ij", x, x) / len(x)
-        *stack, inputs, _ = module.get_variable("params", "kernel").shape
-        moment = jnp.broadcast_to(moment, (*stack, inputs, inputs))  # queries, keys and values
+        *stack, inputs, _ = module.get_variable("params", "kernel").shape  # a stack of `Qkv`
+        moment = jnp.broadcast_to(x.T @ x / len(x), (*stack, inputs, inputs))
         module.sow(KERNEL_INPUTS, "kernel", moment, reduce_fn=jnp.add, init_fn=lambda: 0.0)
     return outputs
 

@@ -496,9 +496,8 @@ def _planned_arm(arm: ArmConfig) -> PlannedArm:
     axes = [{path: x for part, x in entry for path in arm.paths[part]} for entry in entries]
     spaces = {path: space.text for axis in axes for path, space in axis.items()}
     linked = tuple(tuple(axis) for axis in axes if len(axis) > 1)
-    method = arm.method
-    asks = method.asks(arm.space, axes)
-    return PlannedArm(arm.config, method.text, spaces, linked, method.cuts, asks)
+    asks = arm.method.asks(arm.space, axes)
+    return PlannedArm(arm.config, arm.method.text, spaces, linked, arm.method.cuts, asks)
 
 
 def _arm_entry(arm: PlannedArm) -> dict[str, Any]:
