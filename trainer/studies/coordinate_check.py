@@ -147,7 +147,7 @@ def check(
         program.compile(program.abstract_state())
         sizes = jax.jit(partial(_sizes, program))  # which the runs share
         runs = (RateRun(program, program.inputs.values, seed) for seed in numbers)
-        found.append([list(_measure(run, stops, examples, sizes)) for run in runs])
+        found.append([list(measure_run(run, stops, examples, sizes)) for run in runs])
         log(f"{series.path}={width}: {plural(seeds, 'run')} of {plural(stops[-1], 'step')}")
     scaling, warnings = getattr(own.model, "width_scaling", None), list[str]()
     if scaling is not None:
@@ -191,7 +191,7 @@ def _arrays(
     return {name: x[..., 0].T for name, x in order}, {name: x[..., 1].T[1:] for name, x in order}
 
 
-def _measure(
+def measure_run(
     run: RateRun, stops: Sequence[int], examples: int, sizes: Callable[..., Any]
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields what `sizes` returns at the start and after each of the stops, numbers of steps."""
