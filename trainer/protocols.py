@@ -25,12 +25,11 @@ class Model(Protocol):
     by it.
 
     An attribute `observations` is optional, too: name of what the model can observe in its forward
-    pass -> the function that merges what microbatches observe, such as `jnp.max`, along its
-    argument `axis`; or a text that says why this model cannot observe it. `apply` of such a model
-    takes the keyword `observe`, a tuple of these names, and returns a third value if it is not
-    empty: name -> path of a parameter -> an array, such as the largest logit of the heads of each
-    column of a kernel. Parts of optimizers read them, such as `parts.qk_clip`; without one that
-    does, nothing is observed.
+    pass -> what merges those of microbatches along `axis`, such as `jnp.max`, or a text that says
+    why it cannot. `apply` of such a model takes the keyword `observe`, a tuple of these names, and
+    returns a third value if it is not empty: name -> path of a parameter -> an array, such as the
+    largest logit of the heads of each column of a kernel. Parts of optimizers read them, such as
+    `parts.qk_clip`; without one that does, nothing is observed.
     """
 
     def init(self, key: jax.Array, batch: Batch) -> tuple[Any, Any]:

@@ -495,13 +495,13 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 # What `python -m tests.house_measures` prints. Bounds go down with it, never up.
 BOUNDS = {
-    "lines": 68_428,
+    "lines": 68_000,
     "functions over 60 lines": 1,
-    "functions over 40 lines": 73,
+    "functions over 40 lines": 72,
     "classes over 300 lines": 1,
     "most parameters of a constructor": 14,
     "public names of two modules": 29,
-    "functions of at most 6 lines used once": 210,
+    "functions of at most 6 lines used once": 207,
 }
 
 

@@ -33,10 +33,9 @@ def from_linen(
     argument must be in `train_kwargs` and `eval_kwargs`. Fields of the module with such names, for
     example `training=False`, keep their values. The plan lists these arguments and fields.
 
-    A part of an optimizer may read "kernel_inputs": of the kernel [inputs, outputs] of each
-    `nn.Dense`, and of each linear layer of the models here, the mean of x x^T, [inputs, inputs],
-    over the vectors x that it multiplied, padded ones too. Those of a layer that is called several
-    times are added. An `nn.scan` of yours must have this name in `variable_axes`.
+    A part of an optimizer may read "kernel_inputs": of each kernel [inputs, outputs] of `nn.Dense`,
+    the mean of x x^T, [inputs, inputs], over its inputs x, padded ones too, added over the calls of
+    a layer. An `nn.scan` of yours needs this name in `variable_axes`.
 
     Args:
         module: an instance of a module.
