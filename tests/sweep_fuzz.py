@@ -128,9 +128,9 @@ class Place:
     def _share_programs(self, replace: Callable[[Any, str, Any], None]) -> None:
         """Compiles each program once for all copies, and looks once for what is installed."""
         from trainer.sweep.worker import Worker
+        from trainer.workdir import fingerprint
 
-        module = sys.modules["trainer.workdir.fingerprint"]  # a function has the name as well
-        replace(module, "_versions", functools.cache(module._versions))
+        replace(fingerprint, "_versions", functools.cache(fingerprint._versions))
 
         inner = Worker._prepare
 

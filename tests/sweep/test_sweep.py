@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from trainer.sweep.folder import SweepFolder, WaveContent, wave_name
 from trainer.sweep.plan_file import read_plan
 from trainer.sweep.status import SweepReader
 from trainer.sweep.wave_runner import WaveRunner
-from trainer.workdir import read_record
+from trainer.workdir import fingerprint, read_record
 from trainer.writers.summary import read_outcome
 
 RATES = "optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}"
@@ -596,8 +595,7 @@ def test_a_finished_sweep_computes_nothing(tmp_path, capsys):
 def test_a_wave_and_a_worker_ask_for_the_machine_and_the_code_once(tmp_path, monkeypatch):
     """It takes several processes of git."""
     calls = []
-    module = sys.modules["trainer.workdir.fingerprint"]  # a function has the name as well
-    monkeypatch.setattr(module, "_versions", lambda: calls.append(None) or {"python": "3"})
+    monkeypatch.setattr(fingerprint, "_versions", lambda: calls.append(None) or {"python": "3"})
     assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
     assert len(calls) == 3  # a wave of the search, one of the final runs, and the worker
     for trial in folders(tmp_path / "sweep"):

@@ -28,10 +28,9 @@ from trainer.workdir import (
     WorkdirLock,
     WorkdirTakenOver,
     check_name,
-    fingerprint,
     fingerprint_differences,
+    make_fingerprint,
 )
-from trainer.workdir import fingerprint as fingerprints  # the function; the module is below
 from trainer.workdir.fingerprint import REFUSED, _code
 from trainer.writers import locks
 from trainer.writers.files import replace_file
@@ -412,7 +411,7 @@ def test_the_fingerprint_records_the_machine_and_the_versions() -> None:
     import jax
     import numpy
 
-    found = fingerprints(config="c", data="d", seed=3, batch_size=8)
+    found = make_fingerprint(config="c", data="d", seed=3, batch_size=8)
     assert json.loads(json.dumps(found)) == found
     assert {"config": "c", "data": "d", "seed": 3, "batch_size": 8}.items() <= found.items()
     assert set(REFUSED) <= set(found)
@@ -425,7 +424,7 @@ def test_the_fingerprint_records_the_machine_and_the_versions() -> None:
         assert [
             c.key
             for c in fingerprint_differences(
-                found, fingerprint(**dict(config="c", data="d", seed=3, batch_size=8))
+                found, make_fingerprint(**dict(config="c", data="d", seed=3, batch_size=8))
             )
         ] == ["x64"]
 

@@ -50,7 +50,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.trained import restore_of, to_save
 from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
-from trainer.workdir import Workdir, check_files, fingerprint
+from trainer.workdir import Workdir, check_files, make_fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES, now
@@ -180,7 +180,7 @@ class Wave:
         threads = use_openblas_threads(claim.path, *(record.parent for record in others))
         # Once for all trials: it asks git and reads what is installed, which would take most of the
         # time of a short trial.
-        self._common = fingerprint(
+        self._common = make_fingerprint(
             data=prepared.data_fingerprint,
             batch_size=prepared.program.experiment.data.batch_size,
             code=setting.note_code(),

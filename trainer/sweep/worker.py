@@ -42,8 +42,8 @@ from trainer.train.watchdog import SlowLines
 from trainer.workdir import code
 from trainer.workdir.fingerprint import (
     RunChanged,
-    fingerprint,
     fingerprint_digest,
+    make_fingerprint,
     program_conditions,
 )
 from trainer.writers import Reporter
@@ -85,7 +85,7 @@ class Worker:
         self._noted: Mapping[str, str] = {}  # the code of this process that the ledger has
         self._noted_traits: list[Mapping[str, str]] = []
         # Called once: it asks git and reads what is installed.
-        self._conditions = cache(lambda: program_conditions(fingerprint()))
+        self._conditions = cache(lambda: program_conditions(make_fingerprint()))
         self._workers, self._allowed = workers, allow_changed
         self._signals, self._log = signals, log
         self._thrown_away: set[str] = set()  # names of waves whose folders were damaged

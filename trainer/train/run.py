@@ -39,7 +39,7 @@ from trainer.train.stuck_parameters import StuckParameters
 from trainer.train.trained import check_fits, restore, to_save, tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
-from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, fingerprint
+from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, make_fingerprint
 from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
 from trainer.workdir.folder import is_untouched
 from trainer.writers.lines import PREFIXES
@@ -173,7 +173,7 @@ class Run:
 
     @functools.cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        return fingerprint(
+        return make_fingerprint(
             config=configs.digest(self.config.root),
             data=located_fingerprint(self.program, self.config),
             seed=self.experiment.seed,

@@ -37,7 +37,7 @@ REFUSED = {**dict.fromkeys(_PROGRAM, "program"), **dict.fromkeys(_DATA, "data")}
 _OF_A_RUN = ("config", "data", "seed", "data_seed", "batch_size", "code")
 _OF_A_MACHINE = ("machine", "cpu", "isa", "cores", "openblas_threads")
 # Keys that the first versions did not record: if they are absent, that is not a change. The data's
-# key was "" then for a data set without an attribute `fingerprint`.
+# key was "" then for a data set without an attribute `make_fingerprint`.
 _ADDED = {"code", "data_seed", "data_shards"}
 # What all processes of a run must have alike, and what an error calls it.
 _COMMON = {
@@ -75,7 +75,7 @@ class Change(NamedTuple):
         return f"{self.key}: {', '.join(lines[:3] + more if more else lines)}"
 
 
-def fingerprint(
+def make_fingerprint(
     *,
     config: str = "",
     data: str = "",
