@@ -17,18 +17,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class Drawn:
+class Drawable:
     """What can be drawn; a notebook shows it as SVG."""
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Draws into a file.
-
-        Args:
-            file: its name ends in .png, .pdf or .svg.
-
-        Raises:
-            UserError: the file has another suffix, or cannot be written.
-        """
+        """Draws into a file, whose name ends in .png, .pdf or .svg; raises UserError."""
         raise NotImplementedError
 
     def svg(self) -> str:
@@ -41,7 +34,7 @@ class Drawn:
     _repr_svg_ = svg
 
 
-class Placement(Drawn):
+class Placement(Drawable):
     """What each device of a mesh holds; a notebook shows it as a drawing.
 
     Args:
@@ -91,7 +84,7 @@ class Placement(Drawn):
         return DataFrame(rows, columns=[*columns, "gradient_bytes"]).set_index("leaf")
 
     def save(self, file: str | PathLike[str]) -> None:
-        """See `Drawn`."""
+        """Draws into a file, whose name ends in .png, .pdf or .svg; raises UserError."""
         from trainer.report.mesh_figure import save_mesh_figure
 
         save_mesh_figure(self._holdings, self.memory, file)

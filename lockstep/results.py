@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep.configs import Config, Packages, as_vocabulary, write_text
-from lockstep.plans import Drawn
+from lockstep.plans import Drawable
 from lockstep.runs import Run
 from lockstep.sweeps import Sweep
 from trainer.messages import UserError
@@ -104,7 +104,7 @@ class Comparison:
         return f"<pre>{html.escape(self.text)}</pre>"
 
 
-class Plot(Drawn):
+class Plot(Drawable):
     """A metric of runs, drawn; a notebook shows it as SVG.
 
     Attributes:
@@ -117,7 +117,7 @@ class Plot(Drawn):
         self._labels, self._log = labels, log
 
     def save(self, file: str | PathLike[str]) -> None:
-        """See `Drawn`."""
+        """Draws into a file, whose name ends in .png, .pdf or .svg; raises UserError."""
         from trainer.report.plots import save_figure
 
         save_figure(self.lines, file, self.title, *self._labels, *self._log)
