@@ -575,7 +575,11 @@ def test_every_command_has_a_function_and_a_page_that_shows_it():
         if isinstance(action, argparse._SubParsersAction)
     ]
     for name in names:
-        assert callable(commands.find(name)), "`find` in trainer/cli/commands.py lacks it."
+        try:
+            assert callable(commands.find(name))
+        except AttributeError:
+            pytest.fail(f"trainer/cli/commands.py and reporting.py have no function {name}.")
+        assert name in rows, "docs/commands.md lacks it: python -m tests.reference_pages"
         assert rows[name], f"No page of docs/ shows how `python -m trainer {name}` is used."
 
 
