@@ -423,7 +423,7 @@ def errors_of_asked_searches(runs: Runs, draws: int = DRAWS, pool: int = 200) ->
     """
     rates, seeds = runs.validation.shape
     space = {"rate": of_record({"kind": "integers", "low": 0, "high": rates - 1})}
-    asks = methods.tpe(seed=0, first=8, batch=4).asks([space])
+    asks = methods.tpe(seed=0, first=8, batch=4).asks(space, [space])
     assert asks is not None, "points of this method are chosen by results"
     rng, winners = np.random.default_rng(0), []
     for search in range(pool):
