@@ -177,8 +177,12 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _options(parser: argparse.ArgumentParser, actions: Iterable[argparse.Action]) -> str:
     expanded = parser._get_formatter()._expand_help  # "%%" is "%" in the text of --help
-    rows = ((_spelling(action), plain(expanded(action))) for action in actions)
-    return table(("option", "meaning"), rows)
+
+    def meaning(action: argparse.Action) -> str:
+        required = action.option_strings and action.required
+        return plain(expanded(action)) + ("; required" if required else "")
+
+    return table(("option", "meaning"), ((_spelling(x), meaning(x)) for x in actions))
 
 
 def _spelling(action: argparse.Action) -> str:
