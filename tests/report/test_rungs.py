@@ -274,6 +274,13 @@ def test_the_power_of_the_loss_is_that_of_numpy():
     assert adamw.estimate.value == pytest.approx(np.mean(slopes), rel=1e-9)
 
 
+def test_rungs_of_equal_cost_have_no_powers_of_it(monkeypatch):
+    climb = Climb(ladder(power_law(lambda steps: 1.5, 0.006)))
+    assert climb.powers()
+    monkeypatch.setattr(Climb, "costs_of", lambda *_: 1e9)
+    assert Climb(climb.rungs).powers() == []
+
+
 def test_pairs_are_compared_on_each_rung_and_the_error_is_divided_among_them(tmp_path):
     rungs = ladder(power_law(lambda steps: 1.5, 0.006))
     assert [(each.rung, each.families) for each in rungs] == [(label, 4) for label in LABELS]
