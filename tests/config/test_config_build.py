@@ -117,6 +117,10 @@ def test_scalars_that_fit_the_annotation_are_accepted(given, value, kwargs):
         ("i: three", "takes an integer for 'i', and was given the string 'three'."),
         ("i: 5%", "was given the string '5%'. Only numbers of steps have units: arguments that"),
         ("i: '64'", "was given the string '64'. A number is written without quotes."),
+        (
+            "f: nan",
+            "was given the string 'nan'. A number is written as .nan, .inf or -.inf in YAML.",
+        ),
         ("s: 3", "takes a string for 's', and was given the integer 3."),
         ("s: null", "takes a string for 's', and was given null."),
         ("b: 1", "takes true or false for 'b', and was given the integer 1."),

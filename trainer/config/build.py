@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -422,7 +423,10 @@ def type_mismatch(tree: Tree, slot: Slot) -> str:
     elif isinstance(tree, str) and (near := nearest(tree, signatures.choices(slot.hint))):
         text += f" Did you mean {near!r}?"
     elif isinstance(tree, str) and _is_number(tree) and not anything and {int, float} & {*parts}:
-        text += " A number is written without quotes."
+        written = (
+            "without quotes" if math.isfinite(float(tree)) else "as .nan, .inf or -.inf in YAML"
+        )
+        text += f" A number is written {written}."
     elif isinstance(tree, float) and signatures.takes_int(slot.hint) and tree.is_integer():
         text += f" Write it as {int(tree):_}." if abs(tree) < 1e15 else ""
     elif isinstance(tree, float) and slot.takes_steps and 0 < tree < 1:
