@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs import CONFIGS, ELSEWHERE, ROOT, lines
+from trainer import data
+from trainer.data.absent import DataAbsent
 from trainer.report import FORMATS
 
 STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per_call=1"]
@@ -90,6 +92,15 @@ final: {seeds: 3}
 _CLOCKED = re.compile(
     r"\d[\d.,]* (?:s|ms|min|h|MB|kB|GB)\b|perf/\S+|\b[0-9a-f]{12,64}\b|/\S+|\d\d:\d\d.*"
 )
+
+
+def is_prepared() -> bool:
+    """Returns whether this machine has Fashion-MNIST; see `make fashion_mnist`."""
+    try:
+        data.fashion_mnist()
+    except DataAbsent:
+        return False
+    return True
 
 
 def command(tree: Path, words: Sequence[str], folder: Path, dump: Path | None = None) -> str:
@@ -161,6 +172,8 @@ class Comparison:
         print(file, flush=True)
         name = file.replace("/", "_")
         planned = PLANNED.get(Path(file).name)
+        if "fashion" in file and not is_prepared():
+            planned = []
         settings = [*STEPS, *SMALLER.get(Path(file).name, [])] if planned is None else planned
         sets = [f"--set={each}" for each in settings]
         words = [f"--config={ROOT / file}", *sets]
