@@ -78,7 +78,7 @@ def test_only_data_sets_touch_files(report: tuple[Path, dict[str, Any]]):
     _, calls = report
     acts = {name: call["acts"] for name, call in calls.items() if not name.startswith("data.")}
     # scipy keeps the numbers of Sobol's sequence in a file of its own, which is read once.
-    (event, file, mode), *more = acts.pop("method.gp")
+    (event, file, mode), *more = acts.pop("method.coordinate_descent")
     assert (event, mode, more) == ("open", "r", []) and "scipy" in Path(file).parts
     assert {name: act for name, act in acts.items() if act} == {}
 

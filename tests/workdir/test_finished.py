@@ -127,8 +127,10 @@ def test_a_finished_run_of_other_code_is_refused(finished, capfd, monkeypatch):
 def test_a_finished_run_with_other_versions_says_so(finished, tmp_path, capfd, monkeypatch):
     shutil.copytree(finished / "run", tmp_path / "run")
     runs.write_config(tmp_path)
-    real = run_module.fingerprint
-    monkeypatch.setattr(run_module, "fingerprint", lambda **more: real(**more) | {"jax": "9.9.9"})
+    real = run_module.make_fingerprint
+    monkeypatch.setattr(
+        run_module, "make_fingerprint", lambda **more: real(**more) | {"jax": "9.9.9"}
+    )
     capfd.readouterr()
     assert again(tmp_path) == 0
     assert "Changed since this run stopped: jax: " in capfd.readouterr().err
@@ -149,9 +151,9 @@ def test_more_steps_and_the_options_that_look_at_steps_are_not_answered_at_once(
 
 @pytest.mark.long
 def test_a_run_that_has_not_ended_computes_its_fingerprint_once(tmp_path, monkeypatch):
-    real, computed = run_module.fingerprint, []
+    real, computed = run_module.make_fingerprint, []
     monkeypatch.setattr(
-        run_module, "fingerprint", lambda **more: computed.append(1) or real(**more)
+        run_module, "make_fingerprint", lambda **more: computed.append(1) or real(**more)
     )
     assert runs.train(runs.write_config(tmp_path), tmp_path / "run", "--until=4") == 75
     assert len(computed) == 1
