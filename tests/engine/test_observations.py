@@ -50,12 +50,8 @@ class Tokens:
         yield {**self.batch, "mask": np.ones(self.batch_size, np.float32)}
 
 
-def stepped(model: Any, batch: Any, params: Any, *after: partial, **more: Any) -> dict[str, Any]:
-    """The parameters after a step along the gradients, with parts after it for attention."""
-    groups = {
-        "attention": optim.group("block.*/attn/.*", chain(partial(parts.decay, 0.1), *after)),
-        "rest": optim.group(".*", chain()),
-    }
+def step_once(model: Any, batch: Any, params: Any, groups: dict[str, Any], **more: Any) -> Any:
+    """The state after a step from parameters."""
     made = Experiment(
         model=model,
         data=Tokens(batch),
@@ -66,7 +62,16 @@ def stepped(model: Any, batch: Any, params: Any, *after: partial, **more: Any) -
     )
     program = Program(made)
     state = program.init()._replace(params=jax.tree.map(jnp.copy, params))
-    state, _ = program.step(state, program.feed.to_devices(made.data.batch))
+    return program.step(state, program.feed.to_devices(made.data.batch))[0]
+
+
+def stepped(model: Any, batch: Any, params: Any, *after: partial, **more: Any) -> dict[str, Any]:
+    """The parameters after a step along the gradients, with parts after it for attention."""
+    groups = {
+        "attention": optim.group("block.*/attn/.*", chain(partial(parts.decay, 0.1), *after)),
+        "rest": optim.group(".*", chain()),
+    }
+    state = step_once(model, batch, params, groups, **more)
     return {path: np.asarray(x) for path, x in flatten(state.params).items()}
 
 
@@ -130,17 +135,7 @@ def stepped_with_inputs(model: Any, batch: Any, params: Any, **more: Any) -> dic
 
     reader = partial(Part, init, update, name="reader", reads=["kernel_inputs"])
     groups = {"all": optim.group(".*", partial(optim.chain, 0.05, [reader], []))}
-    made = Experiment(
-        model=model,
-        data=Tokens(batch),
-        loss=losses.softmax_cross_entropy(labels="label"),
-        optimizer=optim.optimizer(groups),
-        **dict.fromkeys(("steps", "log_every", "eval_every", "save_every"), 3),
-        **more,
-    )
-    program = Program(made)
-    state = program.init()._replace(params=jax.tree.map(jnp.copy, params))
-    state, _ = program.step(state, program.feed.to_devices(made.data.batch))
+    state = step_once(model, batch, params, groups, **more)
     found = jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, Seen))
     return next(x.inputs for x in found if isinstance(x, Seen))
 
