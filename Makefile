@@ -113,6 +113,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.nonfinite
 	$(RUN) -m benchmarks.diagnostics
 	$(RUN) -m benchmarks.observations
+	$(RUN) -m benchmarks.gram
 	$(RUN) -m benchmarks.soap
 	$(RUN) -m benchmarks.optimizers
 	$(RUN) -m benchmarks.inputs

@@ -39,9 +39,14 @@ _POLAR_EXPRESS = (
 # the last by this factor; that of the first twice, as it also divides the matrix by norm * factor.
 _SAFETY = 1.01
 
-# Every step of the Gram form multiplies the rounding error of the Gram matrix by a**2; after this
-# many steps the matrix itself is computed again.
-_RESTART = 5
+
+def _steps_of_a_gram(itemsize: int) -> int:
+    """Returns after how many steps of the Gram form the matrix itself is computed again."""
+    # Every step multiplies the rounding error of the Gram matrix by a**2. With two steps, results
+    # in 16 bits are as near to the exact ones as those of the plain form, and mostly nearer
+    # (benchmarks.gram); with five they diverge.
+    return 5 if itemsize >= 4 else 2
+
 
 Triple = tuple[ArrayLike, ArrayLike, ArrayLike]
 
@@ -136,11 +141,11 @@ def orthogonalize(
     x = x / (length + least if add_eps else jnp.maximum(length, least))
     kept = x.dtype
     x = x if dtype is None else x.astype(dtype)
-    gram = _prefers_gram(x.shape[-2], x.shape[-1], x.dtype.itemsize)
-    for start in range(0, len(triples), _RESTART):
+    some_steps = _gram_steps if _prefers_gram(x.shape[-2], x.shape[-1]) else _plain_steps
+    count = _steps_of_a_gram(x.dtype.itemsize)
+    for start in range(0, len(triples), count):
         x = _gather(x, axes) if start else x
-        batch = triples[start : start + _RESTART]
-        x = _gram_steps(x, batch, axes) if gram else _plain_steps(x, batch, axes)
+        x = some_steps(x, triples[start : start + count], axes)
     return (transpose(x) if tall else x).astype(kept)
 
 
@@ -196,17 +201,17 @@ def flops(rows: int, columns: int, steps: int, itemsize: int) -> float:
     """Counts the operations that orthogonalize a matrix, a multiply-add as two."""
     # `rows` is the smaller side; `itemsize` are the bytes of a number in the dtype of the steps.
     cube, rectangle = float(rows) ** 3, float(rows) * rows * columns
-    if not _prefers_gram(rows, columns, itemsize):
+    if not _prefers_gram(rows, columns):
         return steps * (4 * rectangle + 2 * cube)
     # Four products of m^3 a step, less one in the first step and two in the last of each batch, and
     # two of m^2 n a batch.
-    return 8 * steps * cube + -(-steps // _RESTART) * (4 * rectangle - 6 * cube)
+    batches = -(-steps // _steps_of_a_gram(itemsize))
+    return 8 * steps * cube + batches * (4 * rectangle - 6 * cube)
 
 
-def _prefers_gram(rows: int, columns: int, itemsize: int) -> bool:
-    """Returns whether the Gram form is cheaper and accurate enough; in bfloat16 it is not."""
-    # From the counts in `flops`, for a batch of any number of steps above 1.
-    return 2 * columns > 3 * rows and itemsize >= 4
+def _prefers_gram(rows: int, columns: int) -> bool:
+    """Returns whether the Gram form is cheaper, from `flops` for batches of several steps."""
+    return 2 * columns > 3 * rows
 
 
 # Devices along some mesh axes may divide the rows of matrices; without axes, each has all of them.
