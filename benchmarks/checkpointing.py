@@ -36,7 +36,7 @@ import optax
 
 from benchmarks.interleave import interleave, report
 from trainer import losses, models
-from trainer.checkpoint import Checkpoints, integrity
+from trainer.checkpoint import Checkpoints, Retention, integrity
 from trainer.data.arrays import ArrayDataset
 from trainer.engine.experiment import Experiment, as_optimizer
 from trainer.engine.program import Program
@@ -141,7 +141,7 @@ def large(folder: Path, rounds: int, width: int, batch_size: int) -> None:
         batch_size: the number of examples in a batch.
     """
     program = make_program(width, 1 + round(20e6 / width**2), batch_size, optax.adam(1e-4))
-    checkpoints = Checkpoints(folder / "large", keep_best=0)
+    checkpoints = Checkpoints(folder / "large", Retention(keep_best=0))
     ours, theirs = Side(program, EVERY, checkpoints.save, checkpoints.wait), Side(program, EVERY)
     _print_size(ours, batch_size)
     _warm_up(ours, theirs)
@@ -174,7 +174,7 @@ def small(folder: Path, rounds: int, batch_size: int) -> None:
         batch_size: the number of examples in a batch.
     """
     program = make_program(64, 2, batch_size, optax.adamw(1e-3))
-    checkpoints = Checkpoints(folder / "small", keep_best=0)
+    checkpoints = Checkpoints(folder / "small", Retention(keep_best=0))
     ours = Side(program, SMALL_EVERY, checkpoints.save, checkpoints.wait)
     by_hand = Side(program, SMALL_EVERY, lambda step, state: save_by_hand(folder, state))
     without = Side(program, SMALL_EVERY)

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.interleave import interleave, report
 from trainer import config
 from trainer.data.shards import TokenStream, write_shards
-from trainer.data.tokens import TokenDataset
+from trainer.data.tokens import KnownTokens, Sizes, TokenDataset
 from trainer.engine.program import load_located
 from trainer.train import runtime
 from trainer.train.run import Run
@@ -139,10 +139,8 @@ def compare_reading(
         dataset = TokenDataset(
             train,
             {"test": train},
-            length=length,
-            batch_size=batch_size,
-            vocab_size=VOCABULARY,
-            end_of_text=0,
+            KnownTokens(VOCABULARY, end_of_text=0),
+            Sizes(length, batch_size),
         )
         return dataset.train(next(indices), seed=1)
 

@@ -32,6 +32,7 @@ from trainer.__main__ import main
 from trainer.checkpoint import (
     CheckpointError,
     Checkpoints,
+    Retention,
     integrity,
     leaf_file,
     manager,
@@ -91,8 +92,8 @@ def opened(home: Path, log: list[str]) -> Iterator[Callable[..., Checkpoints]]:
     """Opens checkpoints in one directory; closes them in the end."""
     every: list[Checkpoints] = []
 
-    def open_one(**options: Any) -> Checkpoints:
-        every.append(Checkpoints(home, log=log.append, **options))
+    def open_one(fence: Callable[[], None] | None = None, **options: Any) -> Checkpoints:
+        every.append(Checkpoints(home, Retention(**options), log=log.append, fence=fence))
         return every[-1]
 
     yield open_one
@@ -350,7 +351,7 @@ def test_a_checkpoint_of_the_first_release_is_restored(tmp_path: Path) -> None:
     drawn = "cfdee921eb2c93fb63e3ac4f87cc53ae4ba45af9f2a365e00f21083af95a372c"
     kernel = {"params/dense/kernel": f"float32[30,10]:{drawn}"}
     assert checkpoint.digests(restored) == checkpoint.digests(make_state(1)) | kernel
-    with Checkpoints(run / "checkpoints", keep_latest=1) as checkpoints:
+    with Checkpoints(run / "checkpoints", Retention(keep_latest=1)) as checkpoints:
         checkpoints.save(2, make_state(2), metric=0.25)
         checkpoints.wait()
         assert checkpoints.steps() == [1, 2], "The older one has the best metric."
@@ -745,7 +746,7 @@ def test_checkpoints_with_garbage_in_orbaxs_marker_files_are_restored(
         return
     for name in MARKS:
         (run / "checkpoints" / "2" / name).write_bytes(b"\xff\x00{")
-    with Checkpoints(run / "checkpoints", keep_latest=5) as checkpoints:
+    with Checkpoints(run / "checkpoints", Retention(keep_latest=5)) as checkpoints:
         assert_same(checkpoints.restore(abstract(make_state())), make_state(2))
         assert checkpoints.save(3, make_state(3))
     assert checkpoints.steps() == [1, 2, 3]
@@ -822,7 +823,9 @@ def test_a_full_disk_is_reported_once_and_saving_resumes_later(
     small_disk: Path, log: list[str], capfd: Any
 ) -> None:
     state = {str(i): jnp.arange(5_000.0) + i for i in range(40)}
-    with Checkpoints(small_disk / "checkpoints", keep_latest=1, log=log.append) as checkpoints:
+    with Checkpoints(
+        small_disk / "checkpoints", Retention(keep_latest=1), log=log.append
+    ) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
         (small_disk / "fill").write_bytes(bytes(2_600_000))
@@ -985,7 +988,7 @@ def test_a_process_that_lost_the_workdir_removes_nothing_of_the_new_owner(
         if 3 in steps and not asked:
             asked.append(steps)
             owner = "new"
-            with Checkpoints(old.directory, keep_latest=2) as new:
+            with Checkpoints(old.directory, Retention(keep_latest=2)) as new:
                 for step, metric in ((4, 0.9), (5, 0.2), (6, 0.3)):
                     new.save(step, {"x": jnp.ones(1)}, metric=metric)
         return superfluous(self, steps)
@@ -1157,9 +1160,9 @@ def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None
 KILLED = """
     import sys
     import jax, jax.numpy as jnp
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoint import Checkpoints, Retention
 
-    checkpoints = Checkpoints(sys.argv[1], keep_latest=2)
+    checkpoints = Checkpoints(sys.argv[1], Retention(keep_latest=2))
     step = jax.jit(lambda s: {"n": s["n"] + 1, "x": s["x"] + 1.0}, donate_argnums=0)
     state = {"n": jnp.int32(0), "x": jnp.zeros((20, 20_000))}
     state = jax.device_put(state, jax.devices()[0])
@@ -1205,9 +1208,9 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
     code = """
         import os, sys
         import jax.numpy as jnp
-        from trainer.checkpoint import Checkpoints
+        from trainer.checkpoint import Checkpoints, Retention
 
-        checkpoints = Checkpoints(sys.argv[1], keep_latest=1)
+        checkpoints = Checkpoints(sys.argv[1], Retention(keep_latest=1))
         checkpoints.save(1, {"x": jnp.ones(3)})
         checkpoints.wait()
         unlink, left = os.unlink, [1]
@@ -1219,7 +1222,7 @@ def test_a_process_killed_while_it_deletes_leaves_only_whole_checkpoints(home: P
     assert process.returncode == 9
     assert checkpoint.check_leaves(home) == {2: []}
     assert [path.name for path in (home / "removed").iterdir()] == ["1"]
-    with Checkpoints(home, keep_latest=1) as checkpoints:
+    with Checkpoints(home, Retention(keep_latest=1)) as checkpoints:
         checkpoints.save(3, {"x": jnp.ones(3)})
     assert [path.name for path in home.iterdir()] == ["3"]
 

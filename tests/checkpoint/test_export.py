@@ -115,7 +115,7 @@ def test_of_equal_metrics_the_first_is_the_best_as_for_retention(run, tmp_path, 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub("best_mode: min", f"best_mode: {mode}", text))
-    retention = Retention(latest=1, best=1, mode=mode, always=())
+    retention = Retention(keep_latest=1, best_mode=mode)
     for step, value in metrics.items():
         retention.saving(step, value)
     kept = set(steps) - retention.superfluous(steps) - {max(steps)}

@@ -20,6 +20,7 @@ from scipy import stats
 from tests import photos_builder, runs, short
 from trainer import data
 from trainer.data import folders, images, prepare
+from trainer.data.arrays import choose_validation
 from trainer.data.folders import prepare_aside
 from trainer.data.images import Pixels
 from trainer.data.order import random_words
@@ -127,8 +128,15 @@ class Pictures:
 
 def stream(train: Any = None, tests: int = 7, batch_size: int = 4, **options: Any) -> ImageStream:
     train = train or Pictures(10)
-    options = {"size": 8, "pixels": Pixels(mean=0.5, std=0.5), "name": "data.s", **options}
-    return ImageStream(train, Pictures(tests, "validation"), batch_size=batch_size, **options)
+    crops = images.Crops(
+        **{key: options.pop(key) for key in ("size", "min_area") if key in options}
+    )
+    pixels = options.pop("pixels", Pixels(mean=0.5, std=0.5, name="data.s"))
+    if (share := options.pop("validation", None)) is not None:
+        seed = options.pop("validation_seed", 0)
+        options["held_out"] = choose_validation(share, seed, len(train), "data.s")
+    tested = Pictures(tests, "validation")
+    return ImageStream(train, tested, crops, pixels, batch_size=batch_size, **options)
 
 
 def first(count: int, dataset: ImageStream, index: int = 0, seed: int = 0) -> list[dict]:
@@ -281,10 +289,9 @@ def test_an_image_that_cannot_be_decoded_is_named(replaced: bytes):
     dataset = ImageStream(
         Pictures(4),
         Pictures(10, replaced=replaced),
-        size=8,
+        images.Crops(8),
+        Pixels(name="data.s"),
         batch_size=4,
-        pixels=Pixels(),
-        name="data.s",
     )
     with pytest.raises(UserError, match=said.format(9, "test")):
         list(dataset.evaluate())

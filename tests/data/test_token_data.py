@@ -15,7 +15,7 @@ from trainer import data
 from trainer.data import shards
 from trainer.data.order import examples_at, random_words, shuffled
 from trainer.data.shards import TokenStream
-from trainer.data.tokens import TokenDataset
+from trainer.data.tokens import KnownTokens, Sizes, TokenDataset
 from trainer.messages import UserError
 
 # The order.
@@ -176,10 +176,9 @@ def test_a_shard_has_one_token_more_than_the_labels_of_its_batches(
 
 def test_documents_may_be_left_out():
     stream = TokenStream.of_arrays([np.array([9, 1, 2, 9, 3, 9, 9, 4, 5, 6])])
-    options: dict[str, Any] = {"length": 3, "batch_size": 3, "vocab_size": 10}
-    options |= {"end_of_text": 9, "token_bytes": np.full(10, 7, np.int32), "prefix_bytes": 2}
+    known = KnownTokens(10, end_of_text=9, token_bytes=np.full(10, 7, np.int32), prefix_bytes=2)
     both = [
-        TokenDataset(stream, {"test": stream}, documents=documents, **options)
+        TokenDataset(stream, {"test": stream}, known, Sizes(3, 3), documents=documents)
         for documents in (True, False)
     ]
     (whole,), (without,) = ([*read.evaluate()] for read in both)
@@ -215,10 +214,8 @@ def test_a_batch_is_divided_into_parts(tmp_path: Path, monkeypatch: Any, order: 
 def test_documents_count_the_ends_of_texts_in_a_window():
     stream = TokenStream.of_arrays([np.array([9, 1, 2, 9, 3, 9, 9, 4, 5, 6])])
     counted = np.array([0, 2, 3, 5, 7, 11, 13, 17, 19, 0], np.int32)
-    options: dict[str, Any] = {"length": 3, "batch_size": 3, "vocab_size": 10}
-    read = TokenDataset(
-        stream, {"validation": stream}, end_of_text=9, token_bytes=counted, **options
-    )
+    known = KnownTokens(10, end_of_text=9, token_bytes=counted)
+    read = TokenDataset(stream, {"validation": stream}, known, Sizes(3, 3))
     (batch,) = read.evaluate("validation")
     assert batch["tokens"].tolist() == [[9, 1, 2], [9, 3, 9], [9, 4, 5]]
     assert batch["documents"].tolist() == [[1, 1, 1], [1, 1, 2], [1, 1, 1]]

@@ -25,7 +25,7 @@ from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, integrity
 from trainer.cli import options, sweeps
 from trainer.sweep.plan_file import digest_of
-from trainer.workdir import Workdir
+from trainer.workdir import Provenance, Workdir
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -317,7 +317,7 @@ def test_a_symbolic_link_in_place_of_a_file_is_not_written_through(run, tmp_path
 
 @pytest.mark.parametrize("name", ["../harm", "/harm", "a/../../harm", "..", ""])
 def test_a_name_cannot_lead_out_of_a_workdir(tmp_path, name):
-    folder = Workdir(tmp_path / "run", config.Call("experiment", {}), plan="", fingerprint={})
+    folder = Workdir(tmp_path / "run", config.Call("experiment", {}), Provenance({}))
     with pytest.raises(ValueError, match="not the name of a file"):
         folder.write(name, "harm")
     folder.close("done")

@@ -16,7 +16,7 @@ from tests import short
 from tests.laws_table import ROWS
 from trainer import models
 from trainer.__main__ import main
-from trainer.engine.plan import divisor, width_warnings
+from trainer.engine.width import divisor, width_warnings
 from trainer.models.attention import CausalAttention
 from trainer.models.layers import Mlp
 

@@ -17,7 +17,7 @@ from tests import runs
 from tests.studies.test_claim import _rewrite_ledger
 from tests.sweep.test_sweep_plan import BASE
 from trainer.__main__ import main
-from trainer.checkpoint import Checkpoints, distances
+from trainer.checkpoint import Checkpoints, Retention, distances
 from trainer.messages import UserError
 from trainer.studies import claim_segments
 from trainer.studies.claim import (
@@ -127,7 +127,7 @@ def _replace_state(home: Path, name: str, step: int, factor: float) -> None:
             at = at.setdefault(node, {})
         at[last] = jax.numpy.asarray(leaf)
     shutil.rmtree(place)
-    with Checkpoints(place.parent, keep_latest=9, keep_best=0) as checkpoints:
+    with Checkpoints(place.parent, Retention(keep_latest=9, keep_best=0)) as checkpoints:
         checkpoints.save(step, tree)
         checkpoints.wait()
         assert checkpoints.error is None

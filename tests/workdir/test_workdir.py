@@ -24,6 +24,7 @@ from trainer.config import Call
 from trainer.messages import UserError
 from trainer.workdir import (
     Change,
+    Provenance,
     Workdir,
     WorkdirLock,
     WorkdirTakenOver,
@@ -62,7 +63,7 @@ def opened(folder: Path, log: list[str]) -> Iterator[Callable[..., Workdir]]:
 
     def open_one(config: Call = CONFIG, print_: Any = PRINT, **options: Any) -> Workdir:
         workdir = Workdir(
-            folder, config, plan="the plan", fingerprint=print_, log=log.append, **options
+            folder, config, Provenance(print_), {"plan.txt": "the plan"}, log=log.append, **options
         )
         every.append(workdir)
         return workdir
@@ -493,7 +494,7 @@ def test_a_file_in_place_of_a_parent_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "run", tmp_path / "file" / "deep" / "run"):
         with pytest.raises(UserError, match="Choose another --workdir"):
-            Workdir(path, CONFIG, plan="", fingerprint=PRINT)
+            Workdir(path, CONFIG, Provenance(PRINT))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -508,7 +509,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     try:
         for path in (shut, shut / "run"):
             with pytest.raises(UserError, match="cannot be (made|written)"):
-                Workdir(path, CONFIG, plan="", fingerprint=PRINT)
+                Workdir(path, CONFIG, Provenance(PRINT))
     finally:
         if os.geteuid() == 0:
             subprocess.run(["umount", str(shut)], check=True)
@@ -597,8 +598,8 @@ def test_a_run_may_write_its_output_to_a_file_in_its_folder(folder: Path, tmp_pa
     code = """
         import sys
         from trainer.config import Call
-        from trainer.workdir import Workdir
-        Workdir(sys.argv[1], Call("experiment", {}), plan="", fingerprint={}).close("done")
+        from trainer.workdir import Provenance, Workdir
+        Workdir(sys.argv[1], Call("experiment", {}), Provenance({})).close("done")
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(folder)]
     with open(folder / "output", "w") as output, open(tmp_path / "other", "w") as other:
@@ -630,13 +631,13 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[s
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("A file system can be mounted by root only.")
     try:
-        workdir = Workdir(disk / "a", CONFIG, plan="", fingerprint=PRINT, log=log.append)
+        workdir = Workdir(disk / "a", CONFIG, Provenance(PRINT), log=log.append)
         with open(disk / "fill", "wb", buffering=0) as fill:
             while fill.write(bytes(4096)) == 4096:
                 pass
     except OSError:
         with pytest.raises(UserError, match="cannot be (made|written): No space left"):
-            Workdir(disk / "b", CONFIG, plan="", fingerprint=PRINT)
+            Workdir(disk / "b", CONFIG, Provenance(PRINT))
         workdir.record(restored=5)
         assert "No space left" in log[-1]
         workdir.close("failed")
@@ -939,10 +940,10 @@ ZOMBIE = """
     from trainer import writers
     from trainer.checkpoint import Checkpoints
     from trainer.config import Call
-    from trainer.workdir import WorkdirTakenOver, Workdir
+    from trainer.workdir import Provenance, WorkdirTakenOver, Workdir
 
     config = Call("experiment", {"steps": 10})
-    workdir = Workdir(sys.argv[1], config, plan="", fingerprint={})
+    workdir = Workdir(sys.argv[1], config, Provenance({}))
     fence = workdir.check_fence
     checkpoints = Checkpoints(workdir.checkpoints, fence=fence)
     writer = writers.create(["tensorboard"], workdir.path, resumed=0, fence=fence)
@@ -983,7 +984,7 @@ def test_a_run_that_wakes_up_after_a_take_over_saves_nothing(after: int, folder:
             assert process.poll() is None
         process.send_signal(signal.SIGSTOP)
         config = Call("experiment", {"steps": 10})
-        workdir = Workdir(folder, config, plan="", fingerprint={}, take_over=True)
+        workdir = Workdir(folder, config, Provenance({}), take_over=True)
         checkpoints = Checkpoints(workdir.checkpoints, fence=workdir.check_fence)
         state = checkpoints.restore({"x": jax.ShapeDtypeStruct((100_000,), jnp.float32)})
         step = int(state["x"][0])

@@ -147,18 +147,24 @@ def check_not_lost(directory: str | os.PathLike[str]) -> None:
 class Retention:
     """Keeps the newest checkpoints, the best ones by a finite metric, and chosen steps."""
 
-    def __init__(self, latest: int, best: int, mode: str, always: Collection[int]) -> None:
-        if latest < 1 or best < 0:
+    def __init__(
+        self,
+        keep_latest: int = 2,
+        keep_best: int = 1,
+        best_mode: str = "max",
+        keep_always: Collection[int] = (),
+    ) -> None:
+        if keep_latest < 1 or keep_best < 0:
             raise ValueError(
-                f"keep_latest={latest} and keep_best={best} were given; "
+                f"keep_latest={keep_latest} and keep_best={keep_best} were given; "
                 "keep_latest must be at least 1 and keep_best at least 0."
             )
-        if mode not in ("max", "min"):
-            raise ValueError(f"best_mode={mode!r} was given; it must be 'max' or 'min'.")
-        self._latest, self._best = latest, best
+        if best_mode not in ("max", "min"):
+            raise ValueError(f"best_mode={best_mode!r} was given; it must be 'max' or 'min'.")
+        self._latest, self._best = keep_latest, keep_best
         # sorted() puts the best metric first, and of two equal ones the earlier.
-        self._sign = -1 if mode == "max" else 1
-        self._always = frozenset(always)
+        self._sign = -1 if best_mode == "max" else 1
+        self._always = frozenset(keep_always)
         self._metrics: dict[int, float] = {}
         self._later_metrics: dict[int, float] = {}
 
@@ -212,18 +218,15 @@ class Checkpoints:
     def __init__(
         self,
         directory: str | os.PathLike[str],
+        retention: Retention | None = None,
         *,
-        keep_latest: int = 2,
-        keep_best: int = 1,
-        best_mode: str = "max",
-        keep_always: Collection[int] = (),
         log: Callable[[str], None] = to_stderr,
         fence: Callable[[], None] | None = None,
         before_commit: Callable[[], None] | None = None,
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._retention = Retention(keep_latest, keep_best, best_mode, keep_always)
+        self._retention = retention or Retention()
         self._log = log
         self._outage = Outage(log)
         self._fence = fence or (lambda: None)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -103,6 +103,16 @@ WORDS = 1 + 4 * _TRIALS
 """Number of random words of an image: one for the mirroring, and four for each trial of a crop."""
 
 _SMALLEST_RATIO, _LARGEST_RATIO = 3 / 4, 4 / 3
+
+
+class Crops(NamedTuple):
+    """The squares that are cut from images of any sizes."""
+
+    size: int  # side of the square, in pixels
+    min_area: float = 0.08  # the smallest share of an image's area that a training crop has
+    flip: bool = True  # in training, mirror left to right with probability 1/2
+
+
 _RESIZED = 0.875  # the side of the central crop, as a share of the short side
 
 Box = tuple[int, int, int, int]

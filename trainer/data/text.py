@@ -32,7 +32,7 @@ from trainer.data.tokenizer import (
     token_dtype,
     train_bpe,
 )
-from trainer.data.tokens import TokenDataset
+from trainer.data.tokens import KnownTokens, Sizes, TokenDataset
 
 SHARD_TOKENS = 100_000_000
 _BPE_VOCABULARY = 4096
@@ -127,15 +127,8 @@ def text(
     dataset = TokenDataset(
         streams.pop("train"),
         streams,
-        length=length,
-        batch_size=batch_size,
-        vocab_size=loaded.vocab_size,
-        end_of_text=loaded.end_of_text,
-        token_bytes=loaded.token_bytes,
-        prefix_bytes=loaded.prefix_bytes,
-        tokenizer=loaded,
-        eval_batch_size=eval_batch_size,
-        eval_tokens=eval_tokens,
+        KnownTokens.of(loaded),
+        Sizes(length, batch_size, eval_batch_size, eval_tokens),
         name=f"data.text ({documents})",
     )
     dataset.plan_warnings = plan.too_few(loaded.vocab_size)

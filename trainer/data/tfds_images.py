@@ -20,7 +20,7 @@ import numpy as np
 from trainer.data.absent import DataAbsent
 from trainer.data.arrays import choose_validation
 from trainer.data.folders import base_name, data_root, opened, prepared_directory
-from trainer.data.images import WORDS, Pixels, crop_at_random, crop_center
+from trainer.data.images import WORDS, Crops, Pixels, crop_at_random, crop_center
 from trainer.data.order import examples_at, process_rows, random_words
 from trainer.messages import UserError, check_positive
 
@@ -54,42 +54,37 @@ class ImageStream:
     # The order of the images in an epoch is a function of seed and epoch (see `order.shuffled`),
     # and the crop of an image one of seed, batch index and place in the batch. Each process reads
     # and decodes its share of a batch only, in threads, while the devices compute the steps before.
-    # Batch sizes are over all processes; `eval_batch_size` None is `batch_size`. `min_area` is the
-    # smallest share of an image's area that a training crop has; `flip` mirrors with probability
-    # 1/2. `validation` is a share of the training examples, None for no such split; `threads` None
+    # Batch sizes are over all processes; `eval_batch_size` None is `batch_size`. `held_out`, bool
+    # [training examples], are those of the validation split, None for no such split; `threads` None
     # is one per core. Raises ValueError for an argument out of its range.
 
     def __init__(
         self,
         train: EncodedRecords,
         test: EncodedRecords,
-        *,
-        size: int,
-        batch_size: int,
+        crops: Crops,
         pixels: Pixels,
+        *,
+        batch_size: int,
         eval_batch_size: int | None = None,
-        min_area: float = 0.08,
-        flip: bool = True,
-        validation: float | None = None,
-        validation_seed: int = 0,
+        held_out: np.ndarray | None = None,
         threads: int | None = None,
-        name: str = "data.ImageStream",
     ):
+        name = self._name = pixels.name
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         if threads is None:  # one per core that this process may use; macOS does not tell
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
             threads = cores or os.cpu_count() or 1
-        sizes = {"size": size, "batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
-        check_positive(name, **sizes, threads=threads)
-        if not 0 < min_area <= 1:
-            raise ValueError(f"{name} needs 0 < min_area <= 1, but got min_area={min_area}.")
+        sizes = {"batch_size": batch_size, "eval_batch_size": self.eval_batch_size}
+        check_positive(name, size=crops.size, **sizes, threads=threads)
+        if not 0 < crops.min_area <= 1:
+            raise ValueError(f"{name} needs 0 < min_area <= 1, but got min_area={crops.min_area}.")
         self._train, self._test = train, test
         # The numbers of the examples of a split; None for all.
         self._chosen: dict[str, np.ndarray | None] = {"train": None, "test": None}
         self.splits = {"test": len(test)}
-        if validation is not None:
-            held_out = choose_validation(validation, validation_seed, len(train), name)
+        if held_out is not None:
             self._chosen["train"] = np.flatnonzero(~held_out)
             self._chosen["validation"] = np.flatnonzero(held_out)
             self.splits = {"validation": int(held_out.sum()), **self.splits}
@@ -99,16 +94,15 @@ class ImageStream:
                 f"{name} has {self.num_examples} training examples, fewer than the batch_size of "
                 f"{batch_size}. Choose at most {self.num_examples}."
             )
-        self._size, self._pixels = size, pixels
-        self._min_area, self._flip = min_area, flip
-        self._threads, self._name = threads, name
+        self._crops, self._pixels, self._threads = crops, pixels, threads
 
     @property
     def element_spec(self) -> dict[str, Any]:
         """Key -> shape and dtype of a training batch, over all processes."""
         import jax
 
-        shape = (self.batch_size, self._size, self._size, 3)
+        side = self._crops.size
+        shape = (self.batch_size, side, side, 3)
         return {
             "image": jax.ShapeDtypeStruct(shape, np.float32),
             "label": jax.ShapeDtypeStruct(shape[:1], np.int32),
@@ -118,7 +112,7 @@ class ImageStream:
     def fingerprint(self) -> str:
         """sha256 of the stored examples, the cut of the validation split, and the conversion."""
         parts = [self._train.fingerprint, self._test.fingerprint]
-        parts += [str(self._size), self._pixels.scaling()]
+        parts += [str(self._crops.size), self._pixels.scaling()]
         if (held_out := self._chosen.get("validation")) is not None:
             parts.append(hashlib.sha256(held_out.astype("<i8").tobytes()).hexdigest())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -165,7 +159,7 @@ class ImageStream:
         self, split: str, found: np.ndarray, words: np.ndarray | None, rows: int | None = None
     ) -> Pending:
         """Starts to read and decode a batch of `rows` images, the first of which are `found`."""
-        rows, side = len(found) if rows is None else rows, self._size
+        rows, side = len(found) if rows is None else rows, self._crops.size
         chosen = self._chosen[split]
         indices = (found if chosen is None else chosen[found]).tolist()
         batch = {
@@ -194,9 +188,9 @@ class ImageStream:
         with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
             image = opened.convert("RGB")
         if words is None:
-            image = crop_center(image, self._size)
+            image = crop_center(image, self._crops.size)
         else:
-            image = crop_at_random(image, words, self._size, self._min_area, self._flip)
+            image = crop_at_random(image, words, *self._crops)
         return self._pixels.convert(np.asarray(image))
 
 
@@ -286,19 +280,18 @@ def tfds_images(
     splits: Any = _open(directory, wanted) if directory else declared
     if directory is None and not set(wanted) <= set(splits):
         raise ValueError(said)
+    train, held_out = splits[train_split], None
+    if validation is not None:
+        held_out = choose_validation(validation, validation_seed, len(train), "data.tfds_images")
     dataset = ImageStream(
-        splits[train_split],
+        train,
         splits[test_split],
-        size=size,
+        Crops(size, min_area, flip),
+        Pixels(mean=mean, std=std, name="data.tfds_images"),
         batch_size=batch_size,
-        pixels=Pixels(mean=mean, std=std, name="data.tfds_images"),
         eval_batch_size=eval_batch_size,
-        min_area=min_area,
-        flip=flip,
-        validation=validation,
-        validation_seed=validation_seed,
+        held_out=held_out,
         threads=threads,
-        name="data.tfds_images",
     )
     if directory is None:
         raise DataAbsent("data.tfds_images", said, dataset)

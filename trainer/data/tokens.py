@@ -15,7 +15,7 @@ import numpy as np
 from trainer.data.absent import DataAbsent
 from trainer.data.order import examples_at, process_rows
 from trainer.data.shards import NoShards, TokenStream, find_shards
-from trainer.data.tokenizer import FILE, load_tokenizer
+from trainer.data.tokenizer import FILE, ByteTokenizer, SubwordTokenizer, load_tokenizer
 from trainer.messages import UserError, check_positive
 
 if TYPE_CHECKING:
@@ -24,6 +24,33 @@ if TYPE_CHECKING:
 
 ORDERS = ("shuffled", "stream")
 """The values of the argument `order` of `TokenDataset`."""
+
+
+class KnownTokens(NamedTuple):
+    """What a data set knows of its tokens, which are 0 to `size` - 1."""
+
+    size: int
+    end_of_text: int | None = None  # the token before each document; None if there is none
+    # How many bytes of text each token stands for, int32 [size], and by how many those of a
+    # document exceed its own, which its first token does not count.
+    token_bytes: np.ndarray | None = None
+    prefix_bytes: int = 0
+    tokenizer: "Tokenizer | None" = None  # None if only the numbers of the tokens are known
+
+    @classmethod
+    def of(cls, tokenizer: ByteTokenizer | SubwordTokenizer) -> "KnownTokens":
+        """Returns what a tokenizer knows."""
+        size, end = tokenizer.vocab_size, tokenizer.end_of_text
+        return cls(size, end, tokenizer.token_bytes, tokenizer.prefix_bytes, tokenizer)
+
+
+class Sizes(NamedTuple):
+    """The sizes of batches of sequences, and of an evaluation; see `tokens`."""
+
+    length: int
+    batch_size: int
+    eval_batch_size: int | None = None
+    eval_tokens: int | None = None
 
 
 class TokenDataset:
@@ -50,13 +77,12 @@ class TokenDataset:
       `token_bytes` is None;
     - `mask`, float32 [batch, length], in evaluation only: 0 for padding.
 
-    The arguments are those of `data.tokens`, with streams in place of shards, and what is known of
-    their tokenizer.
+    The arguments are those of `data.tokens`, with streams in place of shards.
 
     Example:
         >>> stream = TokenStream.of_arrays([np.arange(10)])
-        >>> sizes = {"length": 3, "batch_size": 2, "vocab_size": 10}
-        >>> dataset = TokenDataset(stream, {"test": stream}, **sizes)
+        >>> sizes = Sizes(length=3, batch_size=2)
+        >>> dataset = TokenDataset(stream, {"test": stream}, KnownTokens(10), sizes)
         >>> next(dataset.train(batch_index=0, seed=0))["label"].shape
         (2, 3)
         >>> [batch["label"].tolist() for batch in dataset.evaluate()]
@@ -67,33 +93,22 @@ class TokenDataset:
         self,
         train: TokenStream,
         evaluated: Mapping[str, TokenStream],
+        known: KnownTokens,
+        sizes: Sizes,
         *,
-        length: int,
-        batch_size: int,
-        vocab_size: int,
-        end_of_text: int | None = None,
-        # How many bytes of text each token stands for, int32 [vocab_size], and by how many those of
-        # a document exceed its own, which its first token does not count.
-        token_bytes: np.ndarray | None = None,
-        prefix_bytes: int = 0,
-        tokenizer: "Tokenizer | None" = None,
-        eval_batch_size: int | None = None,
-        eval_tokens: int | None = None,
         order: str = "shuffled",
         documents: bool = True,
         name: str = "data.TokenDataset",
     ):
+        length, batch_size, eval_batch_size, eval_tokens = sizes
         self.batch_size, self.tokens_per_example = batch_size, length
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.vocab_size, self.tokenizer = vocab_size, tokenizer
-        self._train, self._eval = train, dict(evaluated)
-        self._end_of_text, self._token_bytes = end_of_text, token_bytes
-        self._prefix_bytes, self._documents = prefix_bytes, documents
-        self._name = name
+        self.vocab_size, self.tokenizer = known.size, known.tokenizer
+        self._train, self._eval, self._known = train, dict(evaluated), known
+        self._documents, self._name = documents, name
         self.plan_warnings: list[str] = []
-        sizes = {"length": length, "batch_size": batch_size, "vocab_size": vocab_size}
-        evaluated_sizes = {"eval_batch_size": eval_batch_size, "eval_tokens": eval_tokens}
-        check_positive(name, **sizes, **evaluated_sizes)
+        vocab_size, end_of_text = known.size, known.end_of_text
+        check_positive(name, **sizes._asdict(), vocab_size=vocab_size)
         if end_of_text is not None and not 0 <= end_of_text < vocab_size:
             raise ValueError(
                 f"{name} has end_of_text={end_of_text}, but its vocab_size is {vocab_size}: the "
@@ -171,15 +186,16 @@ class TokenDataset:
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of the fingerprints of the streams, and of what decides the fields."""
-        digest = hashlib.sha256(f"{self.tokens_per_example} {self._end_of_text}\n".encode())
+        known = self._known
+        digest = hashlib.sha256(f"{self.tokens_per_example} {known.end_of_text}\n".encode())
         digest.update(b"" if self._documents else b"one document\n")
         digest.update(b"" if self._places is None else f"stream {self.batch_size}\n".encode())
         for split, stream in (("train", self._train), *sorted(self._eval.items())):
             predicted = self._predicted.get(split)
             digest.update(f"{split} {len(stream)} {predicted} {stream.fingerprint}\n".encode())
-        if self._token_bytes is not None:
-            digest.update(self._token_bytes.astype("<i4").tobytes())
-            digest.update(f"{self._prefix_bytes}\n".encode() if self._prefix_bytes else b"")
+        if known.token_bytes is not None:
+            digest.update(known.token_bytes.astype("<i4").tobytes())
+            digest.update(f"{known.prefix_bytes}\n".encode() if known.prefix_bytes else b"")
         return digest.hexdigest()
 
     def train(
@@ -230,13 +246,14 @@ class TokenDataset:
             )
         tokens, label = windows[:, :-1].copy(), windows[:, 1:].copy()
         fields = {"tokens": tokens, "label": label}
-        if self._end_of_text is not None and self._documents:
-            fields["documents"] = np.cumsum(tokens == self._end_of_text, axis=1, dtype=np.int32)
-        if self._token_bytes is not None:
-            counts = fields["bytes"] = self._token_bytes[label]
-            if self._prefix_bytes:
-                first = (tokens == self._end_of_text) & (counts > 0)
-                counts[first] -= self._prefix_bytes
+        known = self._known
+        if known.end_of_text is not None and self._documents:
+            fields["documents"] = np.cumsum(tokens == known.end_of_text, axis=1, dtype=np.int32)
+        if known.token_bytes is not None:
+            counts = fields["bytes"] = known.token_bytes[label]
+            if known.prefix_bytes:
+                first = (tokens == known.end_of_text) & (counts > 0)
+                counts[first] -= known.prefix_bytes
         return fields
 
 
@@ -338,10 +355,7 @@ def tokens(
     evaluated = {split: given for split, given in evaluated.items() if given is not None}
     make = functools.partial(
         TokenDataset,
-        length=length,
-        batch_size=batch_size,
-        eval_batch_size=eval_batch_size,
-        eval_tokens=eval_tokens,
+        sizes=Sizes(length, batch_size, eval_batch_size, eval_tokens),
         order=order,
         documents=documents,
         name="data.tokens",
@@ -352,7 +366,7 @@ def tokens(
         if train_tokens is None or vocab_size is None:
             raise
         splits = {split: _declared((eval_tokens or length) + 1) for split in evaluated}
-        like = make(_declared(train_tokens), splits, vocab_size=vocab_size, end_of_text=end_of_text)
+        like = make(_declared(train_tokens), splits, KnownTokens(vocab_size, end_of_text))
         absent = DataAbsent("data.tokens", str(error), like)
         if eval_tokens is None:
             absent.declared.splits = dict.fromkeys(evaluated)
@@ -362,21 +376,12 @@ def tokens(
     _check_apart(paths)
     streams = {split: TokenStream.of_files(files) for split, files in paths.items()}
     file = paths["train"][0].with_name(FILE) if tokenizer is None else Path(tokenizer).expanduser()
-    loaded = None
-    if tokenizer is not None or file.is_file():
-        loaded = load_tokenizer(file, end_of_text)
-        end_of_text = loaded.end_of_text
+    has_tokenizer = tokenizer is not None or file.is_file()
+    loaded = load_tokenizer(file, end_of_text) if has_tokenizer else None
     check_positive("data.tokens", vocab_size=vocab_size)
     vocab_size = _vocab_size(streams, vocab_size, loaded, file)
-    return make(
-        streams.pop("train"),
-        streams,
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-        token_bytes=None if loaded is None else loaded.token_bytes,
-        prefix_bytes=0 if loaded is None else loaded.prefix_bytes,
-        tokenizer=loaded,
-    )
+    known = KnownTokens(vocab_size, end_of_text) if loaded is None else KnownTokens.of(loaded)
+    return make(streams.pop("train"), streams, known)
 
 
 def _check_apart(paths: Mapping[str, Sequence[Path]]) -> None:

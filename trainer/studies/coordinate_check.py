@@ -22,8 +22,8 @@ from trainer.config import Builder, Call, Config, ConfigError, Source, Tree, joi
 from trainer.config.full import complete
 from trainer.config.tree import child_trees, longest_key
 from trainer.config.wording import describe, known_names
-from trainer.engine.plan import width_warnings
 from trainer.engine.program import Program, load_located
+from trainer.engine.width import width_warnings
 from trainer.logits import ChunkedLogits
 from trainer.messages import UserError, joined, plural, table
 from trainer.report.document import Axis, Block, Column, Figure, Panel, Report, Series, Table

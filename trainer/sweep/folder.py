@@ -188,7 +188,7 @@ class SweepFolder:
         self._read_plan()
 
     def _read_plan(self) -> None:
-        self._plan_version = self._stat_plan()
+        self._plan_version = _stat_plan(self.path)
         self.plan = read_plan(self.path)
         self.halving = Halving(self.path, self.plan, self._ledger)
         self._program_of = {
@@ -202,18 +202,10 @@ class SweepFolder:
 
     def refresh(self) -> bool:
         """Reads the plan again if it was extended, or points chosen; returns whether it was."""
-        if self._stat_plan() == self._plan_version:
+        if _stat_plan(self.path) == self._plan_version:
             return False
         self._read_plan()
         return True
-
-    def _stat_plan(self) -> tuple[int, ...]:
-        found: list[int] = []
-        for name in ("plan.json", POINTS_FILE):
-            with contextlib.suppress(OSError):  # `read_plan` reports it, if it is an error
-                now = os.stat(self.path / name)
-                found += [now.st_ino, now.st_mtime_ns]
-        return tuple(found)
 
     # What there is.
 
@@ -246,12 +238,6 @@ class SweepFolder:
             seed = seed_of_search(self.plan.seeds[0], self.plan.offsets[trial.search])
             name = f"{trial.arm}/{trial.point}/{seed}"
         return self._program_of[name if name in self._program_of else trial.arm]
-
-    def identity_of(self, trial: Trial) -> Callable[[], RunIdentity]:
-        """Returns a function that returns what loggers call a trial; it may use a file."""
-        return lambda: identity_of_trial(
-            self.path, trial.folder, trial.arm, hparams(trial.config.root)
-        )
 
     def waves(self) -> list[Path]:
         """Returns the files of the waves that are not finished."""
@@ -458,13 +444,13 @@ class SweepFolder:
         # If trials of the search are among them, the winners are chosen again, and their runs in
         # these searches are removed, too. The ledger keeps that they were computed before. Raises
         # UserError if the winners cannot be chosen again.
-        if found := [name for name in self.trials() if self._has_failed(name)]:
+        if found := [name for name in self.trials() if _has_failed(self.path / name)]:
             self._waves.mkdir(mode=0o700, exist_ok=True)
             self.limits.forget_faults(found)
         with self.presence.exclusive():
             self._ledger.add_plan(self.plan.revision, self.plan.digest)
-            still = [name for name in found if self._has_failed(name)]
-            winners = self._chosen_among(still)
+            still = [name for name in found if _has_failed(self.path / name)]
+            winners = _chosen_among(still, self)
             again = list(dict.fromkeys((*still, *winners)))
             self._ledger.add_trials(self._events(again))
             if winners:
@@ -475,44 +461,6 @@ class SweepFolder:
             remove_set_aside(each)
         return again
 
-    def _chosen_among(self, failed: Sequence[str]) -> list[str]:
-        """Returns the runs of winners that were chosen from searches with failed trials."""
-        # Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
-        # extended after they were chosen, and then their results were judged.
-        finals, plan = self.final_trials() or {}, self.plan
-        lost = {(t.arm, t.search) for name in failed if (t := self._tuning.get(name))}
-        arms, why = [plan.arms[arm] for arm, _ in lost], ""
-        anew = "Compute the sweep anew in another folder."
-        if any(arm.cuts for arm in arms) and (self.path / CUTS_FILE).exists():
-            why = f"at the cuts others went on in their place. {anew}"
-        elif any(arm.asks for arm in arms) and (self.path / POINTS_FILE).exists():
-            why = f"later points were chosen without them. {anew}"
-        elif not lost or not finals:
-            return []
-        elif not self.is_complete():
-            why = (
-                "the winners that were chosen without them have not ended. Let `python -m trainer"
-                f" sweep work {self.path}` end first, without --failed."
-            )
-        elif len(read_choices(self.path, plan)) > 1:
-            why = (
-                "the sweep was extended after winners had been chosen without them: these cannot"
-                f" be chosen again. {anew}"
-            )
-        if why:
-            raise UserError(
-                f"Trials of the search failed, such as {failed[0]}, and {why} Nothing was changed."
-            )
-        if plan.ladder is not None:
-            for arm in plan.arms.keys() - plan.searched:  # those that take what was found below
-                of = plan.ladder.sources(arm)
-                lost |= {(arm, search) for source, search in lost if source in of}
-        return [name for name, trial in finals.items() if (trial.arm, trial.search) in lost]
-
-    def _has_failed(self, trial: str) -> bool:
-        outcome = read_outcome(self.path / trial)
-        return outcome is not None and outcome.end == "failed"
-
     def remove(self, claim: WaveClaim) -> None:
         """Removes a wave whose trials are finished or are to be claimed again."""
         # Its workdir must be closed.
@@ -520,6 +468,62 @@ class SweepFolder:
             removed = set_aside(claim.file)
             claim.close()
         remove_set_aside(removed)
+
+
+def _has_failed(trial: Path) -> bool:
+    outcome = read_outcome(trial)
+    return outcome is not None and outcome.end == "failed"
+
+
+def _chosen_among(failed: Sequence[str], sweep: SweepFolder) -> list[str]:
+    """Returns the runs of winners that were chosen from searches with failed trials."""
+    # Raises UserError if they cannot be chosen again: they are still computed, or the sweep was
+    # extended after they were chosen, and then their results were judged.
+    finals, plan = sweep.final_trials() or {}, sweep.plan
+    searched = {trial.folder: trial for trial in plan.trials}
+    lost = {(t.arm, t.search) for name in failed if (t := searched.get(name))}
+    arms, why = [plan.arms[arm] for arm, _ in lost], ""
+    anew = "Compute the sweep anew in another folder."
+    if any(arm.cuts for arm in arms) and (sweep.path / CUTS_FILE).exists():
+        why = f"at the cuts others went on in their place. {anew}"
+    elif any(arm.asks for arm in arms) and (sweep.path / POINTS_FILE).exists():
+        why = f"later points were chosen without them. {anew}"
+    elif not lost or not finals:
+        return []
+    elif not sweep.is_complete():
+        why = (
+            "the winners that were chosen without them have not ended. Let `python -m trainer"
+            f" sweep work {sweep.path}` end first, without --failed."
+        )
+    elif len(read_choices(sweep.path, plan)) > 1:
+        why = (
+            "the sweep was extended after winners had been chosen without them: these cannot"
+            f" be chosen again. {anew}"
+        )
+    if why:
+        raise UserError(
+            f"Trials of the search failed, such as {failed[0]}, and {why} Nothing was changed."
+        )
+    if plan.ladder is not None:
+        for arm in plan.arms.keys() - plan.searched:  # those that take what was found below
+            of = plan.ladder.sources(arm)
+            lost |= {(arm, search) for source, search in lost if source in of}
+    return [name for name, trial in finals.items() if (trial.arm, trial.search) in lost]
+
+
+def identity_of(trial: Trial, sweep: Path) -> Callable[[], RunIdentity]:
+    """Returns a function that returns what loggers call a trial; it may use a file."""
+    return lambda: identity_of_trial(sweep, trial.folder, trial.arm, hparams(trial.config.root))
+
+
+def _stat_plan(sweep: Path) -> tuple[int, ...]:
+    """Returns what changes when the plan is extended, or points are chosen."""
+    stats: list[int] = []
+    for name in ("plan.json", POINTS_FILE):
+        with contextlib.suppress(OSError):  # `read_plan` reports it, if it is an error
+            now = os.stat(sweep / name)
+            stats += [now.st_ino, now.st_mtime_ns]
+    return tuple(stats)
 
 
 def _opened(file: Path) -> BinaryIO:

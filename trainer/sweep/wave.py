@@ -38,7 +38,7 @@ from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, plural
-from trainer.sweep.folder import MOST_ERRORS, SweepFolder, WaveClaim
+from trainer.sweep.folder import MOST_ERRORS, SweepFolder, WaveClaim, identity_of
 from trainer.sweep.halving import waiting_folder
 from trainer.sweep.per_example_file import MOST_EXAMPLES, PER_EXAMPLE_FILE, encode_examples
 from trainer.sweep.plan import Trial
@@ -50,7 +50,7 @@ from trainer.train.signals import StopSignals
 from trainer.train.trained import restore_of, to_save
 from trainer.train.warm_start import recorded_start
 from trainer.train.watchdog import SlowLines
-from trainer.workdir import Workdir, check_files, make_fingerprint
+from trainer.workdir import Provenance, Workdir, check_files, make_fingerprint
 from trainer.workdir.code import commits
 from trainer.workdir.fingerprint import environment
 from trainer.workdir.folder import NAMES, now
@@ -192,10 +192,12 @@ class Wave:
         self.workdir = Workdir(
             claim.path,
             first.root,
-            plan=prepared.plan,
-            files=[dataclasses.asdict(file) for file in first.files],
-            fingerprint=self._fingerprint(first) | {"code": self._comparable(self._common["code"])},
-            commits=commits(setting.vocabulary),
+            Provenance(
+                self._fingerprint(first) | {"code": self._comparable(self._common["code"])},
+                commits=commits(setting.vocabulary),
+                files=[dataclasses.asdict(file) for file in first.files],
+            ),
+            {"plan.txt": prepared.plan},
             allow_changed=setting.allow_changed,
             log=setting.log,
             take_over=self.take_over,
@@ -414,7 +416,7 @@ def run_alone(wave: Wave) -> int:
         setting.vocabulary,
         compiled=True,
         slow_lines=setting.slow_lines,
-        identity=setting.folder.identity_of(trial),
+        identity=identity_of(trial, setting.folder.path),
     )
     # The run writes no summary.json, because a run that failed is tried again, and a trial with a
     # summary is not. It allows changed code, because the wave has compared the code.

@@ -19,7 +19,13 @@ from typing import Any
 import jax
 
 from trainer import writers
-from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint, leaf_names
+from trainer.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CorruptCheckpoint,
+    Retention,
+    leaf_names,
+)
 from trainer.checkpoint.errors import ABSENT
 from trainer.config import hparams, wording
 from trainer.data.shards import DataChanged
@@ -30,6 +36,7 @@ from trainer.engine.program import Program
 from trainer.engine.step import State
 from trainer.engine.vmapped import Vmapped
 from trainer.messages import DONE, FAILED, STOPPED, UserError
+from trainer.sweep.folder import identity_of
 from trainer.sweep.plan import SEGMENTS, Trial, kept_steps
 from trainer.sweep.wave import Wave, check_rows, keep_examples, named_writers
 from trainer.train.continuation import Continuation, begin_with
@@ -87,8 +94,8 @@ class TrialCheckpoints:
         self._last = (until or experiment.steps) if keeps else None  # whose state stays
         self._every = plan.checkpoints == "best"
         best, mode = int(self._every), plan.goal.better
-        self._own = create(folder / "checkpoints", keep_latest=1, keep_best=best, best_mode=mode)
-        self._at_starts = create(folder / SEGMENTS, keep_best=0, keep_always=self.starts)
+        self._own = create(folder / "checkpoints", Retention(1, best, mode))
+        self._at_starts = create(folder / SEGMENTS, Retention(keep_best=0, keep_always=self.starts))
         self._all = self._at_starts, self._own
 
     @property
@@ -202,7 +209,7 @@ class TrialLoop:
             log=log,
             fence=wave.workdir.check_fence,
             also=[self._results],
-            identity=wave.setting.folder.identity_of(self.trial),
+            identity=identity_of(self.trial, wave.setting.folder.path),
             reporter=wave.setting.reporter,
         )
         if restored is None:
@@ -286,7 +293,7 @@ class WaveRunner:
         with (
             Checkpoints(
                 wave.workdir.checkpoints,
-                keep_best=0,
+                Retention(keep_best=0),
                 log=self._log,
                 fence=wave.workdir.check_fence,
                 before_commit=lambda: sync_file_system(wave.path),

@@ -16,7 +16,7 @@ import jax
 
 from trainer import config as configs
 from trainer import writers
-from trainer.checkpoint import CheckpointError, Checkpoints, check_not_lost
+from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost
 from trainer.config import wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import split_sizes
@@ -39,9 +39,17 @@ from trainer.train.stuck_parameters import StuckParameters
 from trainer.train.trained import check_fits, restore, to_save, tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
-from trainer.workdir import Workdir, WorkdirTakenOver, check_name, code, common, make_fingerprint
+from trainer.workdir import (
+    Provenance,
+    Workdir,
+    WorkdirTakenOver,
+    check_name,
+    code,
+    common,
+    make_fingerprint,
+)
 from trainer.workdir.fingerprint import config_changes, indented, is_allowed, path_of
-from trainer.workdir.folder import is_untouched
+from trainer.workdir.folder import TOKENIZER_FILE, is_untouched
 from trainer.writers.lines import PREFIXES
 from trainer.writers.summary import SUMMARY_FILE, read_summary
 
@@ -159,13 +167,17 @@ class Run:
         return Workdir(
             workdir,
             self.config.root,
-            plan=render_plan(self.plan),
-            full=configs.full_text(self.config, self.vocabulary),
-            tokenizer=tokenizer_text(self.experiment.data),
-            files=[dataclasses.asdict(file) for file in self.config.files],
-            fingerprint=self._fingerprint,
-            commits=code.commits(self.vocabulary),
-            step_program=self.program.step_digest if self.vocabulary else None,
+            Provenance(
+                self._fingerprint,
+                commits=code.commits(self.vocabulary),
+                files=[dataclasses.asdict(file) for file in self.config.files],
+                step_program=self.program.step_digest if self.vocabulary else None,
+            ),
+            {
+                "config_full.yaml": configs.full_text(self.config, self.vocabulary),
+                TOKENIZER_FILE: tokenizer_text(self.experiment.data),
+                "plan.txt": render_plan(self.plan),
+            },
             allow_changed=allow_changed,
             take_over=take_over,
             log=self.log,
@@ -211,11 +223,13 @@ class Run:
         self._folder = folder
         self._checkpoints = Checkpoints(
             folder.checkpoints,
-            keep_latest=experiment.keep_latest,
-            keep_best=0 if experiment.best_metric is None else 1,
-            best_mode=experiment.best_mode,
-            # Keep the first state after a warm start, which cannot be computed again.
-            keep_always=[] if experiment.warm_start is None else [experiment.first_step],
+            Retention(
+                keep_latest=experiment.keep_latest,
+                keep_best=0 if experiment.best_metric is None else 1,
+                best_mode=experiment.best_mode,
+                # Keep the first state after a warm start, which cannot be computed again.
+                keep_always=[] if experiment.warm_start is None else [experiment.first_step],
+            ),
             log=self.log,
             fence=folder.check_fence,
             before_commit=folder.sync_metrics,

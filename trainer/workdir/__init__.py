@@ -3,6 +3,6 @@
 
 from trainer.workdir import code
 from trainer.workdir.fingerprint import Change, common, fingerprint_differences, make_fingerprint
-from trainer.workdir.folder import Workdir, check_files, check_name
+from trainer.workdir.folder import Provenance, Workdir, check_files, check_name
 from trainer.writers.locks import WorkdirLock, WorkdirTakenOver
 from trainer.writers.run_record import read_record

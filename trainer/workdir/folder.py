@@ -15,7 +15,8 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from trainer import config as configs
 from trainer.checkpoint import holds_results
@@ -54,42 +55,46 @@ from trainer.writers.summary import SUMMARY_FILE, read_summary
 TOKENIZER_FILE = "tokenizer.json"
 
 
+class Provenance(NamedTuple):
+    """What a run was made from, for its run.json."""
+
+    fingerprint: Mapping[str, Any]
+    commits: Mapping[str, Any] = MappingProxyType({})  # of the repositories with the user's code
+    # name, path and hash of each file that the config was read from
+    files: Sequence[Mapping[str, Any]] = ()
+    step_program: str | None = None  # digest of a step's program, which explains changed code
+
+
 class Workdir:
     """A run's folder, which this process alone may write; UserError if it cannot be used."""
 
     # The config and the fingerprint of an existing run must be equal, unless it has made no step
     # (see `holds_steps`), or `allow_changed` has the difference: a path of the config, a key of the
     # fingerprint, or "config", "program" or "data" as a whole. Other changes, of "bits", are
-    # logged. `full`, `plan` and `tokenizer` are the texts of files, None for no such file.
-    # `commits`, `step_program` (the digest of a step's program, by which changed code is explained)
-    # and `files` are written to run.json. `take_over` takes the folder from a holder on a host that
-    # is gone. `changes` are the differences from the previous process.
+    # logged. `texts` has more files to write, by their names; None for no such file. `take_over`
+    # takes the folder from a holder on a host that is gone. `changes` are the differences from the
+    # previous process.
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         config: configs.Call,
+        provenance: Provenance,
+        texts: Mapping[str, str | None] = MappingProxyType({}),
         *,
-        plan: str,
-        full: str | None = None,
-        tokenizer: str | None = None,
-        fingerprint: Mapping[str, Any],
-        commits: Mapping[str, Any] | None = None,
-        step_program: str | None = None,
-        files: Sequence[Mapping[str, Any]] = (),
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
         log: Log = to_stderr,
     ) -> None:
-        self._log, self._step_program = log, step_program
+        self._log, self._step_program = log, provenance.step_program
         self.path = Path(path).absolute()
         self.config_file = self.path / "config.yaml"
         self.run_file = self.path / "run.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        check_allowed(allow_changed, config, fingerprint)
+        check_allowed(allow_changed, config, provenance.fingerprint)
         # Before the folder is created, so that a refused run leaves nothing behind.
-        self._check(config, fingerprint, allow_changed)
+        self._check(config, provenance.fingerprint, allow_changed)
         make(self.path)
         try:
             self.lock = WorkdirLock(self.path, take_over=take_over, beat=True)
@@ -98,17 +103,16 @@ class Workdir:
         try:
             remove_temporaries(self.path)
             # Check again: another process may have written before the lock was taken.
-            before, self.changes, begun = self._check(config, fingerprint, allow_changed)
+            before, self.changes, begun = self._check(config, provenance.fingerprint, allow_changed)
             if self.changes and not begun:
                 # Its tokenizer, and TensorBoard's files, have the values of the old config.
                 for file in (self.path / TOKENIZER_FILE, *self.path.glob("events.out.*")):
                     file.unlink(missing_ok=True)
-            self._record = self._begin(before, fingerprint, commits or {}, files, tokenizer)
+            self._record = self._begin(before, provenance, texts.get(TOKENIZER_FILE))
             self.write("config.yaml", configs.file_text(config))
-            for name, text in (("config_full.yaml", full), (TOKENIZER_FILE, tokenizer)):
+            for name, text in texts.items():
                 if text is not None:
                     self.write(name, text)
-            self.write("plan.txt", plan)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
             # Delete the summary of the previous process: the run has not ended.
@@ -123,16 +127,10 @@ class Workdir:
         self._log_changes(begun)
 
     def _begin(
-        self,
-        before: dict[str, Any] | None,
-        fingerprint: Mapping[str, Any],
-        commits: Mapping[str, Any],
-        files: Sequence[Mapping[str, Any]],
-        tokenizer: str | None,
+        self, before: dict[str, Any] | None, provenance: Provenance, tokenizer: str | None
     ) -> dict[str, Any]:
         """Returns the run's record with an entry for this process at the end of its lineage."""
-        # `before` is the record that earlier processes left, and None for the first one. `files`
-        # has name, path and hash of each file that the config was read from.
+        # `before` is the record that earlier processes left, and None for the first one.
         lineage = list(before["lineage"]) if before else []
         for entry in lineage:
             # A process that was not killed has recorded its end, in `Workdir.close`.
@@ -148,17 +146,17 @@ class Workdir:
                 "pid": os.getpid(),
                 "epoch": self.lock.epoch,
                 "command": [sys.executable, *sys.orig_argv[1:]],
-                "fingerprint": fingerprint_digest(fingerprint),
+                "fingerprint": fingerprint_digest(provenance.fingerprint),
                 "changed": [str(change) for change in self.changes],
-                "config_files": [dict(file) for file in files],
-                "vocabulary": dict(commits),
+                "config_files": [dict(file) for file in provenance.files],
+                "vocabulary": dict(provenance.commits),
                 "restored": None,
                 "rows": None,
                 "lost_rows": lost_rows,
                 "exit": None,
             }
         )
-        record = {"format": FORMAT, "fingerprint": dict(fingerprint), "lineage": lineage}
+        record = {"format": FORMAT, "fingerprint": dict(provenance.fingerprint), "lineage": lineage}
         if self._step_program is not None:
             record["step_program"] = self._step_program
         if tokenizer is not None:
