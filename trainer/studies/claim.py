@@ -205,11 +205,6 @@ class Checked:
     other_code: tuple[str, ...] = ()
 
     @property
-    def total(self) -> int:
-        """Of how many segments, or runs, some were drawn."""
-        return self.runs if self.segments is None else self.segments
-
-    @property
     def forged(self) -> bool:
         """Whether something differs that was computed under the same conditions."""
         return any(not each.same and not each.differing for each in self.recomputed)

@@ -210,8 +210,11 @@ def _compare(segment: Segment, again: Path) -> tuple[dict[str, float], str]:
 
     theirs = segment.run.folder
     apart, first = row_differences(within(read_metrics(theirs)), within(read_metrics(again)))
-    if twice := _written_twice(within(iterate_metrics(theirs))):
-        apart, first = apart | {"rows": math.inf}, f"{twice} is there twice"
+    rows = within(iterate_metrics(theirs))
+    counts = Counter((row["step"], name) for row in rows for name in row if name != "step")
+    if twice := [value for value, count in counts.items() if count > 1]:  # which no run writes
+        step, name = min(twice)
+        apart, first = apart | {"rows": math.inf}, f"{name} at step {step:,} is there twice"
     if end is not None:
         state = _state_differences(segment.kept, again, end)
         first = first or (f"{next(iter(state))} at step {end:,}" if state else "")
@@ -236,13 +239,6 @@ def row_differences(theirs: Rows, ours: Rows) -> tuple[dict[str, float], str]:
             apart[name] = max(apart.get(name, 0.0), size)
             first = first or f"{name} at step {step:,}"
     return apart, first
-
-
-def _written_twice(rows: Rows) -> str:
-    """Returns a value that several rows have, which no run writes; "" if there is none."""
-    counts = Counter((row["step"], name) for row in rows for name in row if name != "step")
-    twice = (f"{name} at step {step:,}" for (step, name), n in sorted(counts.items()) if n > 1)
-    return next(twice, "")
 
 
 def _relative(a: float | None, b: float | None) -> float:

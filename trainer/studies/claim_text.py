@@ -140,7 +140,8 @@ def _within(checked: Checked) -> Iterator[str]:
 
 def _power(checked: Checked) -> str:
     """Says which forgeries the draw would have missed."""
-    total, count = checked.total, len(checked.recomputed) - checked.last
+    total = checked.runs if checked.segments is None else checked.segments
+    count = len(checked.recomputed) - checked.last
     last = f"the last segments of all compared runs and of the trials that won ({checked.last:,})"
     if not total:
         return f"Verified: {last} have the same bits, and the compared runs have no others."
