@@ -234,11 +234,6 @@ class Exchange:
                 f" loss {self.loss:g}, steps {self.steps}, error {self.error:g}."
             )
 
-    @property
-    def per_step(self) -> float:
-        """The loss of a step."""
-        return self.loss / self.steps
-
 
 @dataclass(frozen=True)
 class Lead:
@@ -276,6 +271,6 @@ def lead_of(rule: TargetRule, old: Reached, new: Reached, exchange: Exchange) ->
     better = old.mean - new.mean if rule.better == "min" else new.mean - old.mean
     spread = 1 / old.runs + 1 / new.runs
     spread += (fewer * exchange.error / exchange.steps / rule.sigma) ** 2
-    statistic = (better + fewer * exchange.per_step) / math.sqrt(spread)
+    statistic = (better + fewer * (exchange.loss / exchange.steps)) / math.sqrt(spread)
     passes = statistic >= rule.margin * (1 - 1e-9)
     return Lead(statistic, float(ndtr(-statistic / rule.sigma)), passes)
