@@ -242,32 +242,26 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
     config = resolving.read_config(arguments)
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
-    from trainer.studies.coordinate_check import (
-        changes_passed,
-        check,
-        make_coordinate_report,
-        make_series,
-        notes_on_widths,
-        printed,
-        verdict_on_widths,
-    )
+    from trainer.studies import coordinate_check as study
 
     resolving.ignore_optimizer_warnings()
     widths, scale = arguments.widths, dict(arguments.scale)
-    found = check(
-        make_series(config, widths, arguments.width_path, scale, arguments.vocabulary),
+    found = study.check(
+        study.make_series(config, widths, arguments.width_path, scale, arguments.vocabulary),
         arguments.seeds,
         arguments.steps,
         arguments.keep_schedules,
         arguments.vocabulary,
         log=log,
     )
-    lines = [*notes_on_widths(found), "", *printed(found), "", *verdict_on_widths(found)]
+    lines = [*study.notes_on_widths(found), "", *study.printed(found), ""]
+    lines += study.verdict_on_widths(found)
     warned = f"The plan warns at the width {found.widths[-1]}: "
     show("\n".join([*lines, *(f"{warned}{line}" for line in found.warnings)]))
+    title = f"Coordinate check of {', '.join(arguments.files)}"
     _write_report(
         arguments,
-        lambda: make_coordinate_report(found, f"Coordinate check of {', '.join(arguments.files)}"),
+        lambda: study.make_coordinate_report(found, title),
         f"--widths={','.join(map(str, widths))}",
         *([f"--width_path={arguments.width_path}"] if arguments.width_path else []),
         *(f"--scale={path}={power:g}" for path, power in arguments.scale),
@@ -275,7 +269,7 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
         f"--seeds={arguments.seeds}",
         *(["--keep_schedules"] if arguments.keep_schedules else []),
     )
-    return DONE if changes_passed(found) else FAILED
+    return DONE if study.changes_passed(found) else FAILED
 
 
 def rate_test(arguments: argparse.Namespace) -> int:
@@ -316,23 +310,19 @@ def shadow(arguments: argparse.Namespace) -> int:
     runtime.keep_freed_memory()
     runtime.use_openblas_threads()  # as many as a new run has
     runtime.keep_compiled_programs()
-    from trainer.studies.shadow import (
-        make_shadow_report,
-        notes_on_groups,
-        sentences,
-        shadow,
-        table_of_groups,
-    )
+    from trainer.studies import shadow as study
 
     resolving.ignore_optimizer_warnings()
-    found = shadow(config, other, arguments.steps, arguments.every, arguments.vocabulary, log=log)
-    lines = [*notes_on_groups(found), "", *table_of_groups(found), "", *sentences(found)]
-    show("\n".join(lines))
+    found = study.shadow(
+        config, other, arguments.steps, arguments.every, arguments.vocabulary, log=log
+    )
+    lines = [*study.notes_on_groups(found), "", *study.table_of_groups(found), ""]
+    show("\n".join([*lines, *study.sentences(found)]))
     named = ", ".join([*arguments.shadow, *arguments.shadow_sets])
     title = f"{named} along the path of {', '.join(arguments.files)}"
     _write_report(
         arguments,
-        lambda: make_shadow_report(found, title),
+        lambda: study.make_shadow_report(found, title),
         *(f"--shadow={file}" for file in arguments.shadow),
         *(f"--shadow_set={text}" for text in arguments.shadow_sets),
         *_given(arguments, "steps", "every"),
