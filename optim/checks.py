@@ -19,6 +19,7 @@ from optim.factories import Recipe, bound, floats, kind_of, name_of, recipes_wit
 from optim.matrices import Matrices
 from optim.muon import muon
 from optim.newton_schulz import polynomials, range_of_results
+from optim.parts.adam import adam
 from optim.parts.base import Part, norm
 from optim.parts.directions import polar
 from optim.parts.lengths import floor
@@ -37,9 +38,9 @@ _ANY_SIGN = ("f_min", "lower_bound", "step_size", "ns_coeffs", "ns_coefficients"
 # The arguments of a lookahead and a readout that are of another range than those of an optimizer.
 _STEP_AHEAD, _HORIZON, _BLEND = "lookahead.step_size", "readout.horizon", "readout.blend"
 
-# Exceptions that may be 1: with b2=1 Shampoo's averages are sums, and Scion's momentum is the
-# weight of the new gradient.
-_MAY_BE_ONE = ((shampoo, "b2"), (shampoo_part, "b2"), (scion, "momentum"))
+# Exceptions that may be 1: with b2=1 the averages of Shampoo and parts.adam are sums, and Scion's
+# momentum is the weight of the new gradient.
+_MAY_BE_ONE = (*((each, "b2") for each in (adam, shampoo, shampoo_part)), (scion, "momentum"))
 
 
 # Lengths relative to those of the weights, which a learning rate multiplies.

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from optim.dtypes import widen
+
 Updated = tuple[optax.Updates, Any]
 """The result of an optax transformation's update: the updates, and the new state."""
 
@@ -30,8 +32,9 @@ def descend(
     after_step: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an optimizer: update = -learning_rate * (direction + weight_decay * params)."""
-    # With `after_step`, of the parameters after the step. `direction` makes directions of ascent,
-    # at least float32; updates have the parameters' dtypes.
+    # With `after_step`, of the parameters after the step. `direction` makes directions of ascent of
+    # gradients that are at least float32, and receives them as `grad`, too, as the parts of a chain
+    # do; updates have the parameters' dtypes.
     direction = optax.with_extra_args_support(direction)
     # In a group, `adapter` has replaced schedules by their values, and there is no count to keep.
     scheduled = callable(learning_rate) or callable(weight_decay)
@@ -39,12 +42,15 @@ def descend(
     decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
     def init(params: optax.Params) -> DescentState:
-        return DescentState(jnp.zeros((), jnp.int32) if scheduled else (), direction.init(params))
+        count = jnp.zeros((), jnp.int32) if scheduled else ()
+        return DescentState(count, direction.init(widen(params)))
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         if params is None and decays:
             raise ValueError("Weight decay needs parameters: call update(updates, state, params).")
-        steps, inner = direction.update(updates, state.direction, params, **extra)
+        grads = widen(updates)
+        given = {**extra, "grad": grads}
+        steps, inner = direction.update(grads, state.direction, params, **given)
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         decay = weight_decay(state.count) if callable(weight_decay) else weight_decay
 
@@ -83,6 +89,17 @@ def bias_correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.
     # At count 0 the divisor would be 0; the average is 0 there as well.
     terms = jnp.maximum(jnp.asarray(count), 1).astype(like.dtype)
     return 1 - scalar(decay, like) ** terms
+
+
+def average_or_add(old: jax.Array, new: jax.Array, decay: ArrayLike) -> jax.Array:
+    """Returns decay * old + (1 - decay) * new, or the sum of both for a decay of 1."""
+    keep = scalar(decay, new)
+    return moving_average(old, new, keep, jnp.where(keep == 1, 1, 1 - keep))
+
+
+def correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
+    """Returns the divisor that corrects the bias of `average_or_add`; sums have none."""
+    return jnp.where(scalar(decay, like) == 1, 1, bias_correction(decay, count, like))
 
 
 def map_unzip(function: Callable[..., tuple[Any, ...]], length: int, tree: Any, *rest: Any) -> Any:

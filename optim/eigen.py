@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import bias_correction, moving_average, scalar
+from optim.descent import scalar
 from optim.division import divide
 from optim.dtypes import wide_zeros
 from optim.matrices import Matrices, eigh, gram_matrices, product, qr, replicate, scatter, transpose
@@ -178,17 +178,6 @@ def _rayleigh_quotients(gram: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 # Inverse roots, with which Shampoo preconditions, and grafting.
-
-
-def average_or_add(old: jax.Array, new: jax.Array, decay: ArrayLike) -> jax.Array:
-    """Returns decay * old + (1 - decay) * new, or the sum of both for a decay of 1."""
-    keep = scalar(decay, new)
-    return moving_average(old, new, keep, jnp.where(keep == 1, 1, 1 - keep))
-
-
-def correction(decay: ArrayLike, count: ArrayLike, like: jax.Array) -> jax.Array:
-    """Returns the divisor that corrects the bias of `average_or_add`; sums have none."""
-    return jnp.where(scalar(decay, like) == 1, 1, bias_correction(decay, count, like))
 
 
 def roots_due(count: jax.Array, start: int, every: int) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optim.descent import Updated, bias_correction, descend, map_unzip, moving_average, scalar
-from optim.dtypes import wide_zeros, widen
+from optim.dtypes import wide_zeros
 
 
 class MarsState(NamedTuple):
@@ -72,7 +72,6 @@ def mars(
         count = jnp.asarray(optax.safe_increment(state.count))
 
         def one(g: jax.Array, *moments: jax.Array) -> tuple[jax.Array, ...]:
-            g = widen(g)
             mean, variance, last = (x.astype(g.dtype) for x in moments)
             keep1, keep2 = scalar(b1, g), scalar(b2, g)
             c = g + scalar(gamma, g) * keep1 / (1 - keep1) * (g - last)

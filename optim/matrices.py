@@ -23,9 +23,13 @@ class Matrices:
     # The spec is the optimizer's argument `matrices`; None uses the last two axes of every
     # parameter, [inputs, outputs], and every axis before them as batch.
 
-    def __init__(self, spec: MatrixSpec, optimizer: str):
-        self._rules = rules(spec)
-        self._optimizer = optimizer
+    # Matrices in place of a spec keep their name: `optim.soap` is named where `parts.soap` is run.
+
+    def __init__(self, spec: "MatrixSpec | Matrices", optimizer: str):
+        if isinstance(spec, Matrices):
+            self._rules, self._optimizer = spec._rules, spec._optimizer
+        else:
+            self._rules, self._optimizer = rules(spec), optimizer
 
     def declare(
         self,

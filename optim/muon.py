@@ -7,7 +7,6 @@ import optax
 
 from optim import parts
 from optim.descent import Updated, descend
-from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import polynomials
@@ -119,7 +118,7 @@ def muon(
         return MuonState(average.init(params).momentum)
 
     def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
-        mixed, new = average.update(widen(updates), state)
+        mixed, new = average.update(updates, state)
         return factor.update(mixed, optax.EmptyState())[0], MuonState(new.momentum)
 
     # Not parts.decay in `after` of a chain: -rate * (D + decay * W) has other bits than

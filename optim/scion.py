@@ -10,7 +10,7 @@ import optax
 
 from optim.descent import Updated, descend, moving_average, scalar
 from optim.division import Axes
-from optim.dtypes import wide_zeros, widen
+from optim.dtypes import wide_zeros
 from optim.layouts import Layout, MatrixSpec
 from optim.matrices import Matrices
 from optim.newton_schulz import orthogonalize_all, polynomials
@@ -141,7 +141,7 @@ def scion(
             weight = scalar(momentum, g)
             return moving_average(m, g, 1 - weight, weight)
 
-        moments = jax.tree.map(follow, widen(updates), state.momentum)
+        moments = jax.tree.map(follow, updates, state.momentum)
         kept = jax.tree.map(lambda m, old: m.astype(old.dtype), moments, state.momentum)
         return jax.tree.map(lambda x: scalar(radius, x) * x, directions(moments)), ScionState(kept)
 

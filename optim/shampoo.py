@@ -1,32 +1,13 @@
 """Shampoo, as in PyTorch's Distributed Shampoo: with decaying averages, grafted to Adam."""
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from optim.descent import Updated, bias_correction, descend, moving_average, scalar
-from optim.dtypes import wide_zeros, widen
-from optim.eigen import average_or_add, correction, inverse_roots, precondition, rescale, roots_due
+from optim import parts
+from optim.descent import descend
 from optim.layouts import MatrixSpec
-from optim.matrices import Matrices, gram_matrices
-
-
-class ShampooState(NamedTuple):
-    """The state of Shampoo."""
-
-    # The means and roots of a side that is not preconditioned are empty tuples.
-
-    count: jax.Array  # the number of updates so far, int32
-    mean: optax.Params  # the mean of the gradients
-    variance: optax.Params  # the mean of their squares, for the length of Adam's step
-    left: optax.Params  # the mean of G G^T, [batch axes..., rows, rows]
-    right: optax.Params  # the mean of G^T G, [batch axes..., columns, columns]
-    left_root: optax.Params  # the last computed inverse root of `left`
-    right_root: optax.Params  # the last computed inverse root of `right`
+from optim.matrices import Matrices
 
 
 def shampoo(
@@ -61,6 +42,9 @@ def shampoo(
     max_preconditioner_dim=1024; this one uses whole matrices and does not precondition a longer
     side. Its betas are (0.9, 1.0), where b2=1 means a sum; its precondition_frequency is 1; and it
     grafts only if a grafting_config is given, while this one always grafts to Adam.
+
+    Its direction is that of `parts.shampoo`, which says how, and which `optim.chain` composes with
+    other parts.
 
     Args:
         learning_rate: a float, a traced scalar or a schedule; values tuned for Adam are suitable.
@@ -106,56 +90,15 @@ def shampoo(
             f" {precondition_frequency} and {start}."
         )
 
-    over = Matrices(matrices, "optim.shampoo")
-
-    def update(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
-        count = jnp.asarray(optax.safe_increment(state.count))
-        due = roots_due(count, start, precondition_frequency)
-
-        def follow(
-            whole: jax.Array, mean: jax.Array, variance: jax.Array, *grams: Any
-        ) -> tuple[Any, ...]:
-            mean = moving_average(mean, whole, b1)
-            variance = average_or_add(variance, whole**2, b2)
-            news = gram_matrices(whole, max_precond_dim)
-            grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), grams, news)
-            return mean, variance, *grams
-
-        def step_along(mean: jax.Array, variance: jax.Array, *roots: Any) -> jax.Array:
-            corrected = mean / bias_correction(b1, count, mean)
-            unbiased = variance / correction(b2, count, mean)
-            adam = corrected / (jnp.sqrt(unbiased) + scalar(graft_eps, mean))
-            # Before `start`, the roots are still zeros, and `graft` of zeros is 0, not 0 / 0.
-            step = jnp.where(count < start, adam, rescale(precondition(corrected, *roots), adam))
-            return step if jax.tree.leaves(roots) else adam
-
-        def new_roots(sides: tuple[list[Any], list[Any]], _: Any) -> Any:
-            return inverse_roots(sides, lambda gram: gram / correction(b2, count, gram), eps)
-
-        def move(*lists: list[Any]) -> Sequence[list[Any]]:
-            moments, roots = lists[:5], lists[5:]
-            rows = [follow(*row) for row in zip(*moments, strict=True)]
-            mean, variance, left, right = ([row[i] for row in rows] for i in range(4))
-            roots = jax.lax.cond(due, new_roots, lambda _, old: old, (left, right), roots)
-            steps = list(map(step_along, mean, variance, *roots))
-            return steps, mean, variance, left, right, *roots
-
-        steps, *fields = over.map(move, [widen(updates), state.mean, state.variance], state[3:])
-        return steps, ShampooState(count, *fields)
-
-    init = partial(_first_state, over, max_precond_dim)
-    return descend(optax.GradientTransformation(init, update), learning_rate, weight_decay)
-
-
-def _first_state(over: Matrices, longest: int, params: optax.Params) -> ShampooState:
-    over.declare(params)
-
-    def start_from(zeros: list[jax.Array]) -> Sequence[Any]:
-        sides = [gram_matrices(x, longest) for x in zeros]
-        left, right = ([x[i] for x in sides] for i in (0, 1))
-        # [matrices, m, m] and [matrices, n, n], or () for a side that is too long.
-        return zeros, *(jax.tree.map(jnp.zeros_like, x) for x in (left, right, left, right))
-
-    mean, *sides = over.map(start_from, [jax.tree.map(wide_zeros, params)])
-    variance = jax.tree.map(wide_zeros, params)
-    return ShampooState(jnp.zeros((), jnp.int32), mean, variance, *sides)
+    over: Any = Matrices(matrices, "optim.shampoo")
+    part = parts.shampoo(
+        b2,
+        eps,
+        every=precondition_frequency,
+        start=start,
+        max_precond_dim=max_precond_dim,
+        matrices=over,
+        b1=b1,
+        graft=parts.adam(None, b2, graft_eps, squares="gradient"),
+    )
+    return descend(part, learning_rate, weight_decay)

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optim import parts
 from optim.descent import Updated, descend
-from optim.dtypes import widen
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts.base import check_count
-from optim.parts.soap import soap_of
 
 
 def soap(
@@ -92,16 +91,12 @@ def soap(
       https://arxiv.org/abs/2409.11321
     """
     check_count("precondition_frequency", precondition_frequency)
-    over = Matrices(matrices, "optim.soap")
-    keep = b2 if shampoo_beta is None else shampoo_beta
-    part = soap_of(over, b1, b2, keep, eps, precondition_frequency, max_precond_dim)
-
-    def direct(updates: optax.Updates, state: Any, params: Any = None) -> Updated:
-        grads = widen(updates)
-        return part.update(grads, state, grad=grads)
-
-    direction = optax.GradientTransformation(part.init, direct)
-    tx = descend(direction, learning_rate, weight_decay, decay_after_step)
+    over: Any = Matrices(matrices, "optim.soap")
+    every, side = precondition_frequency, max_precond_dim
+    part = parts.soap(
+        b2, shampoo_beta, eps, every, "update", "skip", True, "free", "both", side, over, b1
+    )
+    tx = descend(part, learning_rate, weight_decay, decay_after_step)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         moves, new = tx.update(updates, state, params, **extra)

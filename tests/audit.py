@@ -48,10 +48,18 @@ ARGUMENTS: dict[str, list[str]] = {
     "parts.soap": ["{}", "{b1: 0.9, every: 10, first: skip, length: free}"],
     "parts.trust_gate": ["{around: !parts.soap {}}"],
     "parts.momentum_mixture": ["{decays: [0.9, 0.99], weights: [0.5, 0.5]}"],
-    "parts.adam": ["{}", "{bias_correction: false, nesterov: true}"],
+    "parts.adam": [
+        "{}",
+        "{bias_correction: false, nesterov: true}",
+        "{b1: null, b2: 1.0, squares: gradient}",
+    ],
     "parts.decay": ["{rate: 0.1}", "{rate: 0.1, peak: 0.02}"],
     "parts.prodigy": ["{}", "{bias_correction: true, safeguard_warmup: true, growth_rate: 1.02}"],
-    "parts.shampoo": ["{}", "{eps: null, tolerance: 1e-6, exponent: 0.5, sides: shorter}"],
+    "parts.shampoo": [
+        "{}",
+        "{eps: null, tolerance: 1e-6, exponent: 0.5, sides: shorter}",
+        "{b1: 0.9, graft: !parts.adam {b1: null, squares: gradient}}",
+    ],
     "parts.graft": ["{onto: !parts.adam {}, start: 2}"],
     "parts.psgd": [
         "{}",

@@ -502,6 +502,21 @@ ROWS = [
         learning_rate=0.02,
         before=[
             partial(
+                parts.shampoo,
+                0.9,
+                every=2,
+                b1=0.9,
+                graft=partial(parts.adam, None, 0.9, squares="gradient"),
+            )
+        ],
+        params="matrices",
+        note="parts.shampoo that grafts its mean onto Adam",
+    ),
+    _row(
+        optim.chain,
+        learning_rate=0.02,
+        before=[
+            partial(
                 parts.shampoo, 1.0, eps=None, exponent=0.4, tolerance=1e-6, sides="shorter", start=1
             )
         ],

@@ -1,17 +1,18 @@
 """Parts of Adam's family that optax does not have, or not as their authors define them."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim.descent import Updated, map_unzip, moving_average, scalar
+from optim import descent
+from optim.descent import Updated, average_or_add, map_unzip, moving_average, scalar
 from optim.descent import bias_correction as correction
 from optim.dtypes import compute_dtype, wide_zeros
-from optim.parts.base import Part, check_dtype, passed
+from optim.parts.base import Part, check_dtype, check_option, passed
 
 
 class AdamState(NamedTuple):
@@ -19,17 +20,18 @@ class AdamState(NamedTuple):
 
     # the number of updates so far, int32; () without `bias_correction`
     count: ArrayLike | tuple[()]
-    mean: optax.Params  # of the updates
-    variance: optax.Params  # the mean of their squares
+    mean: Any  # of the updates, shaped like the parameters; an empty tuple without `b1`
+    variance: optax.Params  # the mean of the squares
 
 
 def adam(
-    b1: float = 0.9,
+    b1: float | None = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
     bias_correction: bool = True,
     nesterov: bool = False,
     state_dtype: str | None = None,
+    squares: Literal["update", "gradient"] = "update",
 ) -> optax.GradientTransformationExtraArgs:
     """Computes the direction of Adam, with or without the correction of its averages.
 
@@ -45,8 +47,10 @@ def adam(
     about 1 / (1 - b2) updates: the Adam of many short training runs.
 
     Args:
-        b1: the decay of the mean; a float, a traced scalar or, in a group, a schedule.
-        b2: the decay of the mean of squares.
+        b1: the decay of the mean; a float, a traced scalar or, in a group, a schedule. None for the
+            update itself as M, which a part before this one has averaged, such as optax.ema.
+        b2: the decay of the mean of squares. At 1 it is a sum without bias correction, as in
+            AdaGrad.
         eps: added to the root of the mean of squares.
         bias_correction: whether to correct that both averages begin at 0.
         nesterov: whether the gradient is averaged into M a second time, as in NAdam; M is then
@@ -55,12 +59,15 @@ def adam(
             "bfloat16", as torch's fused AdamW has them for a parameter in bfloat16; None for the
             parameter's dtype, at least float32. A step computes with the averages before they are
             rounded to it. In bfloat16 a b2 above .99 loses most of what is added.
+        squares: whether V averages the squares of the update or those of the gradient of the chain,
+            as after a part that has averaged the update.
 
     Returns:
         The part.
 
     Raises:
-        ValueError: if `state_dtype` is unknown.
+        ValueError: `state_dtype` or `squares` is unknown, or nesterov has no `b1`; at the update,
+            with the squares of the gradient, outside of `optim.chain`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,32 +81,38 @@ def adam(
       Momentum into Adam, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ
     """
     check_dtype("state_dtype", state_dtype)
+    check_option("squares", squares, ("update", "gradient"))
+    if nesterov and b1 is None:
+        raise ValueError("nesterov averages into the mean: give b1, or remove nesterov.")
 
     def init(params: optax.Params) -> AdamState:
         count = jnp.zeros((), jnp.int32) if bias_correction else ()
         zeros = partial(wide_zeros, dtype=state_dtype)
-        mean, variance = (jax.tree.map(zeros, params) for _ in range(2))
-        return AdamState(count, mean, variance)
+        mean = () if b1 is None else jax.tree.map(zeros, params)
+        return AdamState(count, mean, jax.tree.map(zeros, params))
 
-    def update(updates: optax.Updates, state: Any, params: Any = None, **_: Any) -> Updated:
+    def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count: Any = optax.safe_increment(state.count) if bias_correction else ()
+        grads = updates if squares == "update" else passed(extra, "grad", "parts.adam")
+        keep: Any = b1  # read only where there are means
 
-        def corrected(x: jax.Array, decay: float, later: int = 0) -> jax.Array:
-            return x / correction(decay, count + later, x) if bias_correction else x
+        def corrected(x: jax.Array, later: int = 0) -> jax.Array:
+            return x / correction(keep, count + later, x) if bias_correction else x
 
-        def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
-            kept = m.dtype
-            m = moving_average(m, g, b1)
-            v = moving_average(v, jnp.square(g), b2)
+        def one(u: jax.Array, g: jax.Array, v: jax.Array, *means: jax.Array) -> Any:
+            kept, news = v.dtype, [moving_average(m, u, keep) for m in means]
+            v = average_or_add(v, jnp.square(g), b2)
+            ahead = corrected(news[0], later=int(nesterov)) if means else u
             if nesterov:
-                ahead = moving_average(corrected(m, b1, later=1), corrected(g, b1), b1)
-            else:
-                ahead = corrected(m, b1)
-            move = ahead / (jnp.sqrt(corrected(v, b2)) + scalar(eps, g))
-            return move, m.astype(kept), v.astype(kept)
+                ahead = moving_average(ahead, corrected(u), keep)
+            unbiased = v / descent.correction(b2, count, v) if bias_correction else v
+            move = ahead / (jnp.sqrt(unbiased) + scalar(eps, u))
+            return move, *(x.astype(kept) for x in (v, *news))
 
-        moves, mean, variance = map_unzip(one, 3, updates, state.mean, state.variance)
-        return moves, AdamState(count, mean, variance)
+        means = [] if b1 is None else [state.mean]
+        trees = updates, grads, state.variance, *means
+        moves, variance, *means = map_unzip(one, 2 + len(means), *trees)
+        return moves, AdamState(count, means[0] if means else (), variance)
 
     return Part(init, update, name="parts.adam", once=True)
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
+from optim.factories import ArgumentError
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 
@@ -192,3 +193,11 @@ def check_count(name: str, value: int) -> None:
     """Raises ValueError if a number of updates is below 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def check_direction(name: str, argument: str, onto: optax.GradientTransformation | None) -> None:
+    """Raises ArgumentError if what a part takes the norms of does not make a direction."""
+    if isinstance(onto, Part) and onto.place != "before":
+        raise ArgumentError(
+            f"{name} takes the norms of a direction, and {onto.name} changes the step.", argument
+        )

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from optim.descent import Updated, scalar
 from optim.dtypes import widen
 from optim.eigen import rescale as with_length_of
-from optim.factories import ArgumentError, with_known_extras
+from optim.factories import with_known_extras
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
 from optim.parts import base
@@ -168,10 +168,7 @@ def graft(
       https://arxiv.org/abs/2002.11803
     """
     check_count("start", start)
-    if isinstance(onto, Part) and onto.place != "before":
-        raise ArgumentError(
-            f"parts.graft takes the norms of a direction, and {onto.name} changes the step.", "onto"
-        )
+    base.check_direction("parts.graft", "onto", onto)
     inner = with_known_extras(onto)
     over = Matrices(matrices, "optim.parts.graft")
 

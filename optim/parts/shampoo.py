@@ -9,24 +9,26 @@ import jax.numpy as jnp
 import optax
 
 from optim import eigen
-from optim.descent import Updated
+from optim.descent import Updated, average_or_add, bias_correction, correction, moving_average
 from optim.division import one_by_one
-from optim.eigen import average_or_add
+from optim.factories import with_known_extras
 from optim.layouts import MatrixSpec
 from optim.matrices import Matrices
-from optim.parts.base import Part, check_count, check_option, passed
+from optim.parts.base import Part, check_count, check_direction, check_option, passed
 
 
 class ShampooState(NamedTuple):
-    """The state of `shampoo`."""
+    """The state of `shampoo`, and of `optim.shampoo`."""
 
     # The statistics and roots of a side that is not preconditioned are empty tuples.
 
     count: jax.Array  # number of updates so far, int32
+    mean: Any  # of the updates, shaped like the parameters; an empty tuple without `b1`
     left: optax.Params  # mean or sum of G G^T, [batch axes..., rows, rows]
     right: optax.Params  # that of G^T G, [batch axes..., columns, columns]
     left_root: optax.Params  # last computed inverse root of `left`
     right_root: optax.Params
+    graft: optax.OptState  # the state of the argument `graft`
 
 
 def shampoo(
@@ -39,6 +41,8 @@ def shampoo(
     tolerance: float | None = None,
     max_precond_dim: int = 8192,
     matrices: MatrixSpec = None,
+    b1: float | None = None,
+    graft: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Multiplies updates by inverse roots of the covariances of gradients (Shampoo).
 
@@ -51,9 +55,15 @@ def shampoo(
     else in the chain, this is the Shampoo of Gupta et al. With eps = None, the powers are those of
     pseudo-inverses: eigenvalues of zero stay zero. Before update `start`, D = U.
 
-    After `optax.ema`, the bias-corrected momentum, and before `graft`, it is Distributed Shampoo,
-    as in results 21 and 35 of modded-nanogpt's optimizer track, both with the exponent 1/4 on both
-    sides; `optim.shampoo` is that as one optimizer. One-sided Shampoo is {sides: shorter}.
+    With `b1`, U is first replaced by its mean, corrected for its bias. With `graft`, which makes A
+    of U, D is multiplied by norm(A) / norm(D) for each matrix, and D = A before `start` and for
+    matrices of which no side is preconditioned. Without decay, `{b1: 0.9, b2: 0.999, every: 10,
+    graft: !parts.adam {b1: null, squares: gradient}}` is `optim.shampoo`.
+
+    After `optax.ema`, the bias-corrected momentum, and before the part `graft`, whose Adam averages
+    the gradient once more, it is Distributed Shampoo as well, as in results 21 and 35 of
+    modded-nanogpt's optimizer track, both with the exponent 1/4 on both sides. One-sided Shampoo is
+    {sides: shorter}.
 
     Differences from the program of those results: if the smallest eigenvalue is below eps, it adds
     to all eigenvalues what it lacks; here, eigenvalues below the rounding errors of the largest are
@@ -72,14 +82,17 @@ def shampoo(
             None for the rounding error of the dtype times the side of the matrix.
         max_precond_dim: the longest side that is preconditioned.
         matrices: which axes are the matrices; None for the last two.
+        b1: the decay of the mean of U, as that of the covariances; None for U itself.
+        graft: a part or a transformation of optax without a learning rate, such as `parts.adam`;
+            None for the D above.
 
     Returns:
         The part.
 
     Raises:
-        ValueError: `sides` is unknown, a number of updates is not positive, or there is a tolerance
-            without pseudo-inverses; at init, a parameter is not a real matrix; at the update,
-            outside of `optim.chain`.
+        ValueError: `sides` is unknown, a number of updates is not positive, there is a tolerance
+            without pseudo-inverses, or `graft` is a part that stands after the learning rate; at
+            init, a parameter is not a real matrix; at the update, outside of `optim.chain`.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optax, optim
@@ -105,36 +118,49 @@ def shampoo(
     check_option("sides", sides, ("both", "shorter"))
     check_count("every", every)
     check_count("start", begin)
+    check_direction("parts.shampoo", "graft", graft)
     if tolerance is not None and eps is not None:
         raise ValueError("tolerance is that of pseudo-inverses: set eps to None, or remove it.")
     over = Matrices(matrices, "optim.parts.shampoo")
     grams_of = partial(eigen.grams_of_sides, max_size=max_precond_dim, sides=sides)
+    onto = with_known_extras(graft or optax.identity())
 
     def init(params: optax.Params) -> ShampooState:
         over.declare(params)
-        _, *fields = eigen.first_sides(over, params, grams_of)
-        return ShampooState(jnp.zeros((), jnp.int32), *fields)
+        zeros, *fields = eigen.first_sides(over, params, grams_of)
+        mean = () if b1 is None else zeros
+        return ShampooState(jnp.zeros((), jnp.int32), mean, *fields, graft=onto.init(params))
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
         count = jnp.asarray(optax.safe_increment(state.count))
+        grads, mean = passed(extra, "grad", "parts.shampoo"), ()
+        if (keep := b1) is not None:
+            mean = jax.tree.map(lambda m, u: moving_average(m, u, keep), state.mean, updates)
+            updates = jax.tree.map(lambda m: m / bias_correction(keep, count, m), mean)
+        others, kept = onto.update(updates, state.graft, params, **extra)
 
         def corrected(gram: jax.Array) -> jax.Array:
-            return gram / eigen.correction(b2, count, gram)
+            return gram / correction(b2, count, gram)
 
-        def move(
-            moves: list[jax.Array], grads: list[jax.Array], *kept: list[Any]
-        ) -> Sequence[list[Any]]:
+        def direct(u: jax.Array, a: jax.Array, *roots: Any) -> jax.Array:
+            if graft is None:
+                return eigen.precondition(u, *roots)
+            if not jax.tree.leaves(roots):
+                return a
+            return jnp.where(count < begin, a, eigen.rescale(eigen.precondition(u, *roots), a))
+
+        def move(moves: Any, others: Any, grads: Any, *factors: Any) -> Sequence[list[Any]]:
             news = eigen.of_sides(list(map(grams_of, grads)))
-            grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), kept[:2], news)
+            grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), factors[:2], news)
             roots = jax.lax.cond(
                 eigen.roots_due(count, begin, every),
                 lambda: eigen.inverse_roots(grams, corrected, eps, exponent, tolerance),
-                lambda: kept[2:],
+                lambda: factors[2:],
             )
-            return list(map(eigen.precondition, moves, *roots)), grads, *grams, *roots
+            return list(map(direct, moves, others, *roots)), others, grads, *grams, *roots
 
-        trees = [updates, passed(extra, "grad", "parts.shampoo")]
-        moves, _, *fields = over.map(one_by_one(move), trees, state[1:])
-        return moves, ShampooState(count, *fields)
+        moves, _, _, *fields = over.map(one_by_one(move), [updates, others, grads], state[2:6])
+        return moves, ShampooState(count, mean, *fields, graft=kept)
 
-    return Part(init, update, name="parts.shampoo", length="ignores", once=True)
+    length = "ignores" if graft is None else "replaces"
+    return Part(init, update, name="parts.shampoo", length=length, once=True)

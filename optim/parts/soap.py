@@ -102,33 +102,13 @@ def soap(
     Reference: Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam,
       https://arxiv.org/abs/2409.11321
     """
-    over = Matrices(matrices, "optim.parts.soap")
-    keep = b2 if shampoo_beta is None else shampoo_beta
-    return soap_of(
-        over, b1, b2, keep, eps, every, max_precond_dim, squares, first, sort, length, sides
-    )
-
-
-def soap_of(
-    over: Matrices,
-    b1: ArrayLike | None,
-    b2: ArrayLike,
-    keep: ArrayLike,
-    eps: ArrayLike,
-    every: int,
-    max_precond_dim: int,
-    squares: str = "update",
-    first: str = "skip",
-    sort: bool = True,
-    length: str = "free",
-    sides: str = "both",
-) -> Part:
-    """Makes `soap` of matrices that are named already; `keep` is the decay of L and R."""
     check_option("squares", squares, ("update", "gradient"))
     check_option("first", first, ("pass", "rotate", "skip"))
     check_option("length", length, ("gram", "frobenius", "free"))
     check_option("sides", sides, ("both", "shorter"))
     check_count("every", every)
+    over = Matrices(matrices, "optim.parts.soap")
+    keep = b2 if shampoo_beta is None else shampoo_beta
     grams_of = partial(eigen.grams_of_sides, max_size=max_precond_dim, sides=sides)
 
     def init(params: optax.Params) -> SoapState:

@@ -96,6 +96,22 @@ def test_adam_with_bias_correction_is_that_of_optax(nesterov: bool):
         np.testing.assert_allclose(found[leaf], expected[leaf], rtol=0, atol=1e-14)
 
 
+def test_adam_without_a_mean_is_a_part_of_optax():
+    """Of an average, of RMSProp, and with sums in place of averages of AdaGrad."""
+    rms = optax.scale_by_rms(0.95, 1e-6, eps_in_sqrt=False, bias_correction=True)
+    later = parts.adam(None, 0.95, 1e-6, squares="gradient")
+    for ours, theirs in (
+        ([optax.ema(0.8), later], optax.scale_by_adam(0.8, 0.95, 1e-6)),
+        ([parts.adam(None, 0.95, 1e-6)], rms),
+        ([parts.adam(None, 1.0, 0.0)], optax.scale_by_rss(0.0, 0.0)),
+    ):
+        found, expected = (
+            train(lambda rate, own=own: optim.chain(rate, own))[-1] for own in (ours, [theirs])
+        )
+        for leaf in LEAVES:
+            np.testing.assert_allclose(found[leaf], expected[leaf], rtol=0, atol=1e-14)
+
+
 def test_adam_without_bias_correction_begins_with_other_lengths():
     """The first direction is (1 - b1) / sqrt(1 - b2) of the sign, twice that with Nesterov's b1."""
     for nesterov, share in ((False, 0.2), (True, 0.2 + 0.8 * 0.2)):
@@ -205,3 +221,23 @@ def test_averages_in_bfloat16_are_those_of_torchs_fused_adamw(torch):
 def test_an_unknown_dtype_of_the_averages_is_refused():
     with pytest.raises(ValueError, match="bfloat16, float16, float32, float64, got 'bf16'"):
         parts.adam(state_dtype="bf16")
+
+
+def test_arguments_of_adam_that_do_not_go_together_are_refused():
+    with pytest.raises(ValueError, match="nesterov averages into the mean: give b1, or remove"):
+        parts.adam(None, nesterov=True)
+    with pytest.raises(ValueError, match="squares must be one of update, gradient, got 'grad'"):
+        parts.adam(squares="grad")  # pyright: ignore[reportArgumentType]
+    part = parts.adam(squares="gradient")
+    with pytest.raises(ValueError, match=r"parts\.adam is a part of optim\.chain, which passes it"):
+        part.update(jnp.ones(3), part.init(jnp.ones(3)))
+
+
+def test_a_sum_of_squares_is_allowed_and_a_growing_one_is_not():
+    def grouped(b2: float) -> Any:
+        chain = partial(optim.chain, 0.1, [partial(parts.adam, 0.9, b2)])
+        return optim.optimizer({"all": optim.group(".*", chain)}).init({"w": jnp.ones(2)})
+
+    grouped(1.0)
+    with pytest.raises(ValueError, match=r"b2 of .*parts\.adam must be in \[0, 1\], as"):
+        grouped(1.5)

@@ -185,6 +185,49 @@ def test_it_is_the_one_optimizer_whose_parts_these_are():
         np.testing.assert_allclose(*(end[name] for end in ends), rtol=0, atol=1e-14)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("b2", [0.9, 1.0])
+def test_a_chain_of_its_part_has_the_bits_of_shampoo(b2: float):
+    """Of stacked matrices, one with a side that is too long, and one with two of them."""
+    rng = np.random.default_rng(4)
+    shapes = {"stacked": (2, 6, 9), "long": (7, 40), "longer": (33, 40)}
+    start = {name: jnp.asarray(rng.standard_normal(s), jnp.float32) for name, s in shapes.items()}
+    steps = [{k: jnp.asarray(rng.standard_normal(s)) for k, s in shapes.items()} for _ in range(9)]
+    adam = parts.adam(None, b2, 1e-6, squares="gradient")
+    part = parts.shampoo(b2, 1e-9, every=3, start=4, max_precond_dim=32, b1=0.8, graft=adam)
+    whole = optim.shampoo(
+        *(0.02, 0.8, b2, 1e-9, 0.0, 3), start_preconditioning=4, max_precond_dim=32, graft_eps=1e-6
+    )
+    ends = []
+    for tx in (optim.chain(0.02, [part]), whole):
+        params: Any = start
+        state, update = tx.init(params), jax.jit(tx.update)
+        for g in steps:
+            updates, state = update(g, state, params)
+            params = optax.apply_updates(params, updates)
+        inner = state.direction if tx is whole else state.before[0]
+        ends.append(jax.tree.leaves((params, inner)))
+    for ours, theirs in zip(*ends, strict=True):
+        assert np.abs(theirs).max() > 0
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_grafted_shampoo_is_the_other_optimizer_where_no_side_is_preconditioned():
+    start, grads = {"w": START[0], "v": START[2]}, {"w": GRADS[0], "v": GRADS[2]}
+    graft = optax.scale_by_rms(0.9, eps_in_sqrt=False)
+    ends = []
+    with jax.enable_x64(True):
+        for part in (parts.shampoo(max_precond_dim=1, graft=graft), graft):
+            tx, params = optim.chain(0.02, [part]), jax.tree.map(jnp.asarray, start)
+            state, update = tx.init(params), jax.jit(tx.update)
+            for t in range(5):
+                updates, state = update({k: g[t] for k, g in grads.items()}, state, params)
+                params = optax.apply_updates(params, updates)
+            ends.append(params)
+    for name in start:
+        np.testing.assert_allclose(*(end[name] for end in ends), rtol=0, atol=1e-14)
+
+
 def test_grafting_takes_norms_of_each_matrix_and_before_start_all():
     rng = np.random.default_rng(3)
     update, grad = (jnp.asarray(rng.standard_normal((2, 3, 4)), jnp.float32) for _ in range(2))
@@ -213,8 +256,10 @@ def test_mistakes_are_named():
             parts.shampoo(**options)
     with pytest.raises(ValueError, match="start must be at least 1, got 0"):
         parts.graft(parts.adam(), start=0)
-    with pytest.raises(ValueError, match="and parts.decay changes the step"):
-        parts.graft(parts.decay(0.1))
+    for name, grafted in (("graft", parts.graft), ("shampoo", partial(parts.shampoo, graft=None))):
+        words = rf"parts\.{name} takes the norms of a direction, and parts\.decay changes the step"
+        with pytest.raises(ValueError, match=words):
+            grafted(**{"onto" if name == "graft" else "graft": parts.decay(0.1)})
     onto = parts.graft(parts.adam())
     for name, part in (("shampoo", parts.shampoo()), ("graft", onto)):
         with pytest.raises(ValueError, match=rf"optim\.parts\.{name}.*'bias'"):
@@ -224,6 +269,8 @@ def test_mistakes_are_named():
             part.update(params, part.init(params), params)
     with pytest.raises(ValueError, match=r"parts\.graft sets the lengths.*parts\.shampoo after it"):
         optim.chain(0.1, [onto, parts.shampoo()])
+    with pytest.raises(ValueError, match=r"parts\.shampoo.*parts\.graft after it replaces them"):
+        optim.chain(0.1, [parts.shampoo(graft=parts.adam()), onto])
 
 
 def test_sums_are_allowed_and_decays_above_one_are_not():
