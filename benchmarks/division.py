@@ -53,7 +53,7 @@ RECIPES: dict[str, Callable[..., Any]] = {
     "muon": partial(optim.muon, 0.02),
     "scion": partial(optim.scion, 0.01),
     "soap": partial(optim.soap, 3e-3, precondition_frequency=1),
-    "shampoo": partial(optim.shampoo, 1e-3, precondition_frequency=1),
+    "shampoo": partial(optim.shampoo, 1e-3, every=1),
 }
 TARGET = 1.05
 

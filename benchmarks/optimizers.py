@@ -53,7 +53,7 @@ def contenders() -> dict[str, optax.GradientTransformation]:
         "psgd-hyperball": optim.chain(
             RATE, [optax.ema(0.95), parts.psgd(), parts.match_norm()], pin
         ),
-        "shampoo": optim.shampoo(RATE, precondition_frequency=EVERY),
+        "shampoo": optim.shampoo(RATE, every=EVERY),
         "soap": optim.soap(RATE, precondition_frequency=EVERY),
         "soap-h-every-step": optim.chain(RATE, [plain, soap, parts.match_norm()], pin),
         "kl-soap": optim.chain(RATE, [plain, parts.kl_soap(every=EVERY)]),

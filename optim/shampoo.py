@@ -16,8 +16,8 @@ def shampoo(
     b2: float = 0.999,
     eps: float = 1e-12,
     weight_decay: float = 0.0,
-    precondition_frequency: int = 10,
-    start_preconditioning: int | None = None,
+    every: int = 10,
+    start: int | None = None,
     max_precond_dim: int = 8192,
     graft_eps: float = 1e-8,
     matrices: MatrixSpec = None,
@@ -30,8 +30,8 @@ def shampoo(
         P = (L + eps I)^(-1/4) M (R + eps I)^(-1/4),   D = |A| / |P| * P,
         A = M / (sqrt(V) + graft_eps)
 
-    with Frobenius norms, and D = A before `start_preconditioning`. The roots are recomputed every
-    `precondition_frequency` updates. If one side is longer than `max_precond_dim`, the other has
+    with Frobenius norms, and D = A before update `start`. The roots are recomputed every `every`
+    updates. If one side is longer than `max_precond_dim`, the other has
     the power -1/2; if both are, D = A.
 
     Without `matrices`, a matrix is the last two axes of a parameter, and every axis before them is
@@ -53,9 +53,8 @@ def shampoo(
             Shampoo and in Meta's default, and the steps have the length of AdaGrad's.
         eps: added to the eigenvalues of L and R.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
-        precondition_frequency: the number of updates from one computation of the roots to the next.
-        start_preconditioning: the first update, counted from 1, that is preconditioned; None for
-            `precondition_frequency`.
+        every: the number of updates from one computation of the roots to the next.
+        start: the first update, counted from 1, that is preconditioned; None for `every`.
         max_precond_dim: the longest side of a matrix that is preconditioned.
         graft_eps: added to the square root of V.
         matrices: which axes of a parameter are the rows and the columns of its matrices, as in
@@ -71,7 +70,7 @@ def shampoo(
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optim
-        >>> tx = optim.shampoo(learning_rate=0.1, precondition_frequency=1)
+        >>> tx = optim.shampoo(learning_rate=0.1, every=1)
         >>> params = {"kernel": jnp.eye(2)}
         >>> grads = {"kernel": jnp.array([[1.0, 2.0], [3.0, 5.0]])}
         >>> updates, state = tx.update(grads, tx.init(params), params)
@@ -83,18 +82,11 @@ def shampoo(
       Data-Parallel PyTorch Implementation of the Distributed Shampoo Optimizer,
       https://arxiv.org/abs/2309.06497
     """
-    start = precondition_frequency if start_preconditioning is None else start_preconditioning
-    if precondition_frequency < 1 or start < 1:
-        raise ValueError(
-            f"precondition_frequency and start_preconditioning must be at least 1, got"
-            f" {precondition_frequency} and {start}."
-        )
-
     over: Any = Matrices(matrices, "optim.shampoo")
     part = parts.shampoo(
         b2,
         eps,
-        every=precondition_frequency,
+        every=every,
         start=start,
         max_precond_dim=max_precond_dim,
         matrices=over,

@@ -365,7 +365,7 @@ ROWS = [
     _row(optim.muon, learning_rate=0.02, weight_decay=0.01, params="matrices"),
     _row(optim.scion, learning_rate=0.02, params="matrices"),
     _row(optim.soap, learning_rate=0.02, precondition_frequency=2, params="matrices"),
-    _row(optim.shampoo, learning_rate=0.02, precondition_frequency=2, params="matrices"),
+    _row(optim.shampoo, learning_rate=0.02, every=2, params="matrices"),
     _row(
         optim.chain,
         learning_rate=0.02,

@@ -170,7 +170,7 @@ def factors(name: str, devices: int) -> dict[str, Any]:
     batch = {"image": images, "label": np.arange(16, dtype=np.int32) % 4}
     recipes = {
         "soap": partial(optim.soap, 0.02, precondition_frequency=2),
-        "shampoo": partial(optim.shampoo, 0.02, precondition_frequency=2),
+        "shampoo": partial(optim.shampoo, 0.02, every=2),
     }
     groups = {
         "matrices": optim.group("block.*/kernel", recipes[name]),

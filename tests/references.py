@@ -633,8 +633,8 @@ AUTHORS = [
                 b2,
                 1e-6,
                 0.1,
-                precondition_frequency=k,
-                start_preconditioning=begin,
+                every=k,
+                start=begin,
             ),
             SHAMPOO,
             partial(

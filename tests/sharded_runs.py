@@ -49,7 +49,7 @@ OPTIMIZERS = {
     "adamw": partial(optax.adamw, 3e-3),
     "muon": partial(optim.muon, 0.02),
     "soap": partial(optim.soap, 3e-3, precondition_frequency=5),
-    "shampoo": partial(optim.shampoo, 3e-3, precondition_frequency=5),
+    "shampoo": partial(optim.shampoo, 3e-3, every=5),
     # Of a GPT without qk-norm, whose logits and inputs of kernels it reads.
     "muonclip": partial(
         optim.chain,

@@ -34,7 +34,7 @@ FACTORIES = {
     "col_norm": partial(scion, norm="col_norm"),
     "row_norm": partial(scion, norm="row_norm"),
     "soap": partial(soap, precondition_frequency=2),
-    "shampoo": partial(shampoo, precondition_frequency=2),
+    "shampoo": partial(shampoo, every=2),
 }
 
 

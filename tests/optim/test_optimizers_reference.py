@@ -108,8 +108,8 @@ def test_soap_without_bases_equals_adam_one_step_later():
 def test_shampoo_agrees_with_its_paper(every, begin):
     start, grads = problem((2, 4, 7))
     # eps well above rounding: the root of a null space is noise otherwise, in anyone's program.
-    options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": every}
-    got, _ = run(shampoo(0.03, 0.9, 0.97, start_preconditioning=begin, **options), start, grads)
+    options = {"eps": 1e-6, "weight_decay": 0.1, "every": every}
+    got, _ = run(shampoo(0.03, 0.9, 0.97, start=begin, **options), start, grads)
     for layer in range(2):
         expected = shampoo_by_the_paper(
             start[layer], grads[:, layer], 0.03, 0.9, 0.97, 1e-6, 0.1, every, begin or every
@@ -121,7 +121,7 @@ def test_shampoo_agrees_with_its_paper(every, begin):
 def test_shampoo_with_sums_in_place_of_averages_agrees_with_the_paper():
     start, grads = problem((4, 7))
     expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 1.0, 1e-6, 0.1, 2, 2)
-    options = {"eps": 1e-6, "weight_decay": 0.1, "precondition_frequency": 2}
+    options = {"eps": 1e-6, "weight_decay": 0.1, "every": 2}
     agree(run(shampoo(0.03, 0.9, 1.0, **options), start, grads)[0], expected)
     recipe = partial(shampoo, 0.03, 0.9, lambda t: jnp.where(t < 0, 0.5, 1.0), **options)
     for b2 in (recipe, partial(shampoo, 0.03, 0.9, 1.0, **options)):
@@ -131,10 +131,10 @@ def test_shampoo_with_sums_in_place_of_averages_agrees_with_the_paper():
 
 def test_shampoo_does_not_precondition_sides_above_max_precond_dim():
     start, grads = problem((4, 7))
-    one_side = shampoo(0.03, 0.9, 0.97, 1e-6, precondition_frequency=2, max_precond_dim=5)
+    one_side = shampoo(0.03, 0.9, 0.97, 1e-6, every=2, max_precond_dim=5)
     expected = shampoo_by_the_paper(start, grads, 0.03, 0.9, 0.97, 1e-6, 0.0, 2, 2, sides="l")
     agree(run(one_side, start, grads)[0], expected)
-    no_side = shampoo(0.03, 0.9, 0.97, precondition_frequency=2, max_precond_dim=3)
+    no_side = shampoo(0.03, 0.9, 0.97, every=2, max_precond_dim=3)
     agree(run(no_side, start, grads)[0], run(optax.adam(0.03, 0.9, 0.97), start, grads)[0])
 
 
@@ -281,7 +281,7 @@ def test_invalid_weight_decay_is_refused(wrapper, base, decay, words):
 
 FACTORIES = {
     "soap": partial(soap, precondition_frequency=2),
-    "shampoo": partial(shampoo, precondition_frequency=2),
+    "shampoo": partial(shampoo, every=2),
     "mars": mars,
     **{norm: partial(scion, norm=norm) for norm in ["spectral", "sign", "col_norm", "row_norm"]},
     "bias_rms": partial(scion, norm="bias_rms"),
@@ -332,8 +332,9 @@ def test_invalid_arguments_are_refused():
         scion(0.1, norm="frobenius")
     with pytest.raises(ValueError, match="precondition_frequency must be at least 1, got 0"):
         soap(0.1, precondition_frequency=0)
-    with pytest.raises(ValueError, match="start_preconditioning must be .* got 10 and 0"):
-        shampoo(0.1, start_preconditioning=0)
+    for name in ("every", "start"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            shampoo(0.1, **{name: 0})
     tx = cautious(partial(optax.sgd, 0.1), weight_decay=0.1)
     with pytest.raises(ValueError, match="needs parameters"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
@@ -349,7 +350,7 @@ from optim.soap import soap
 
 factories = {
     "soap": soap(0.1, precondition_frequency=1),
-    "shampoo": shampoo(0.1, precondition_frequency=2),
+    "shampoo": shampoo(0.1, every=2),
     "col_norm": scion(0.1, norm="col_norm"),
 }
 params = {"a": jax.random.normal(jax.random.key(0), (2, 4, 4)), "b": jnp.eye(4) + 0.1}

@@ -168,9 +168,7 @@ def test_roots_are_computed_at_start_and_then_every_so_often():
 def test_it_is_the_one_optimizer_whose_parts_these_are():
     start, grads = {"w": START[0], "v": START[2]}, {"w": GRADS[0], "v": GRADS[2]}
     options = {"every": 3, "start": 2, "eps": 1e-6, "max_precond_dim": 5}
-    whole = optim.shampoo(
-        0.02, 0.9, 0.9, 1e-6, 0.1, 3, start_preconditioning=2, max_precond_dim=5, graft_eps=1e-8
-    )
+    whole = optim.shampoo(0.02, 0.9, 0.9, 1e-6, 0.1, 3, start=2, max_precond_dim=5, graft_eps=1e-8)
     ends = []
     with jax.enable_x64(True):
         for tx in (whole, grafted(0.02, 0.9, 1e-8, 0.1, 2, **options)):
@@ -196,7 +194,7 @@ def test_a_chain_of_its_part_has_the_bits_of_shampoo(b2: float):
     adam = parts.adam(None, b2, 1e-6, squares="gradient")
     part = parts.shampoo(b2, 1e-9, every=3, start=4, max_precond_dim=32, b1=0.8, graft=adam)
     whole = optim.shampoo(
-        *(0.02, 0.8, b2, 1e-9, 0.0, 3), start_preconditioning=4, max_precond_dim=32, graft_eps=1e-6
+        *(0.02, 0.8, b2, 1e-9, 0.0, 3), start=4, max_precond_dim=32, graft_eps=1e-6
     )
     ends = []
     for tx in (optim.chain(0.02, [part]), whole):
@@ -260,6 +258,9 @@ def test_mistakes_are_named():
         words = rf"parts\.{name} takes the norms of a direction, and parts\.decay changes the step"
         with pytest.raises(ValueError, match=words):
             grafted(**{"onto" if name == "graft" else "graft": parts.decay(0.1)})
+    for whole in (optim.shampoo, optim.soap):  # by their own names, not those of their parts
+        with pytest.raises(ValueError, match=rf"^optim\.{whole.__name__} updates matrices, but"):
+            whole(0.1).init({"bias": jnp.zeros(3)})
     onto = parts.graft(parts.adam())
     for name, part in (("shampoo", parts.shampoo()), ("graft", onto)):
         with pytest.raises(ValueError, match=rf"optim\.parts\.{name}.*'bias'"):
