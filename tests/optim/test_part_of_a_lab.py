@@ -18,6 +18,7 @@ from trainer.__main__ import main
 
 DION = np.load(Path(__file__).with_name("dion_figures.npz"))
 MUOWN = np.load(Path(__file__).with_name("muown_figures.npz"))
+CIRCUIT = np.load(Path(__file__).with_name("circuit_figures.npz"))
 NEWTON = np.load(Path(__file__).with_name("newton_figures.npz"))
 
 
@@ -178,10 +179,43 @@ def test_newton_muon_agrees_with_its_authors_program():
         np.testing.assert_allclose(np.stack(found[3::4]), expected, rtol=0, atol=1e-11)
 
 
+def test_circuit_muon_agrees_with_its_authors_function():
+    """Two layers with two heads of 3, in float64.
+
+    The figures are what circuit_muon of the script at the head of 616cccc8-...txt, in
+    modded-nanogpt's records/track_3_optimization/results/20260523_circuit_muon at f411b3d3, with
+    float64 in place of float32, head_dim=3 and lam=0.05, makes of these arrays, transposed as torch
+    has kernels.
+    """
+    from experiments.parts.circuit import circuit
+
+    rng = np.random.default_rng(3)
+    arrays = rng.standard_normal((4, 2, 6, 6)) * np.exp(rng.standard_normal((4, 2, 6, 1)))
+    other = rng.standard_normal((2, 2, 2, 6, 6))
+    updates: Any = {}
+    weights: Any = {}
+    for tree, at in ((updates, 0), (weights, 1)):
+        queries_keys_values = np.concatenate([other[at], arrays[at][:, None]], 1)
+        tree["attn"] = {"qkv": {"kernel": queries_keys_values}, "out": {"kernel": arrays[at + 2]}}
+    part = circuit(num_heads=2, damping=0.05)
+    with jax.enable_x64(True):
+        updates, weights = jax.tree.map(jnp.asarray, (updates, weights))
+        found = part.update(updates, part.init(weights), weights)[0]["attn"]
+        np.testing.assert_array_equal(found["qkv"]["kernel"][:, :2], other[0])
+        for layer in range(2):
+            v, o = CIRCUIT[f"v_{layer}"], CIRCUIT[f"o_{layer}"]
+            np.testing.assert_allclose(found["qkv"]["kernel"][layer, 2], v, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(found["out"]["kernel"][layer], o, rtol=0, atol=1e-12)
+            assert min(np.abs(v - arrays[0][layer]).max(), np.abs(o - arrays[2][layer]).max()) > 0.1
+    with pytest.raises(ValueError, match="couples kernels at qkv/kernel .* has w. Match both"):
+        part.update({"w": jnp.ones((6, 6))}, optax.EmptyState(), {"w": jnp.ones((6, 6))})
+
+
 @short.parametrize(
     ("name", "said"),
     [
         ("dion", "  experiments.parts.dion.dion: rank 8, decay 0.95"),
+        ("circuit-muon", "  experiments.parts.circuit.circuit: num_heads 2, damping 0.001"),
         ("muown", "  experiments.parts.muown.muown: scale 0.2, target 1, steps 40, power 1.2"),
         ("newton-muon", "  experiments.parts.newton.newton: every 20, weight 0.05, damping 0.2"),
     ],
