@@ -200,7 +200,8 @@ def test_circuit_muon_agrees_with_its_authors_function():
     part = circuit(num_heads=2, damping=0.05)
     with jax.enable_x64(True):
         updates, weights = jax.tree.map(jnp.asarray, (updates, weights))
-        found = part.update(updates, part.init(weights), weights)[0]["attn"]
+        moved: Any = part.update(updates, part.init(weights), weights)[0]
+        found = moved["attn"]
         np.testing.assert_array_equal(found["qkv"]["kernel"][:, :2], other[0])
         for layer in range(2):
             v, o = CIRCUIT[f"v_{layer}"], CIRCUIT[f"o_{layer}"]
