@@ -31,8 +31,8 @@ def shampoo(
         A = M / (sqrt(V) + graft_eps)
 
     with Frobenius norms, and D = A before update `start`. The roots are recomputed every `every`
-    updates. If one side is longer than `max_precond_dim`, the other has
-    the power -1/2; if both are, D = A.
+    updates. If one side is longer than `max_precond_dim`, the other has the power -1/2; if both
+    are, D = A.
 
     Without `matrices`, a matrix is the last two axes of a parameter, and every axis before them is
     batch (stacked layers). Other parameters, such as biases, must be in another group.

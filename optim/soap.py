@@ -92,10 +92,8 @@ def soap(
     """
     check_count("precondition_frequency", precondition_frequency)
     over: Any = Matrices(matrices, "optim.soap")
-    every, side = precondition_frequency, max_precond_dim
-    part = parts.soap(
-        b2, shampoo_beta, eps, every, "update", "skip", True, "free", "both", side, over, b1
-    )
+    free: Any = {"first": "skip", "length": "free", "max_precond_dim": max_precond_dim}
+    part = parts.soap(b2, shampoo_beta, eps, precondition_frequency, matrices=over, b1=b1, **free)
     tx = descend(part, learning_rate, weight_decay, decay_after_step)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:
