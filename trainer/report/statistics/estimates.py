@@ -38,11 +38,11 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         return Estimate(value, None, None, n, None)
     if not spread(array):
         return Estimate(value, None, None, n, 0.0)
-    from scipy import stats
+    from scipy.special import stdtrit  # imported and called faster than scipy.stats
 
-    test: Any = stats.ttest_1samp(array, 0.0)
-    low, high = test.confidence_interval(confidence)
-    return Estimate(value, float(low), float(high), n, float(array.std(ddof=1)))
+    deviation = float(array.std(ddof=1))
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
+    return Estimate(value, value - half, value + half, n, deviation)
 
 
 def one_sample(values: ArrayLike, target: float, better: str = "min") -> tuple[float, float] | None:
