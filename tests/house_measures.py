@@ -6,6 +6,7 @@ answer at once, such as `--help` and `sweep status`, are made of such files.
 """
 
 import ast
+import functools
 import io
 import subprocess
 import sys
@@ -22,13 +23,18 @@ HEAVY = {"jax", "numpy", "scipy"}
 
 @dataclass(frozen=True)
 class Module:
-    """One source file, parsed: `name` is dotted, `package` says whether it is an __init__."""
+    """One source file: `name` is dotted, `package` says whether it is an __init__."""
 
     name: str
     path: str
-    tree: ast.Module
+    source: str
     package: bool = False
     lines: int = 0
+
+    # Parsed when it is asked for: the trees of all files take 120 MB.
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, self.path)
 
 
 def modules(root: Path = ROOT) -> list[Module]:
@@ -44,8 +50,7 @@ def read(path: Path, root: Path = ROOT) -> Module:
     """Reads one source file of a repository whose root is `root`."""
     own = path.relative_to(root)
     source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source, str(path))
-    return Module(name_of(own), str(own), tree, own.stem == "__init__", len(source.splitlines()))
+    return Module(name_of(own), str(own), source, own.stem == "__init__", len(source.splitlines()))
 
 
 def name_of(path: Path) -> str:
