@@ -36,6 +36,8 @@ STUDIES = {
     "ablation": "final.seeds",
     "contenders_gpt": "final.seeds",
     "race_gpt": "final.seeds",
+    "epfl_124m": "final.seeds",
+    "fantastic": "final.seeds",
 }
 RECORDED = 8
 LEVEL = 0.99

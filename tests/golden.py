@@ -43,6 +43,7 @@ STEPS = ["steps=20", "log_every=5", "eval_every=10", "save_every=10", "steps_per
 SMALLER = {"fashion_vit.gin": ["model.depth=2"], "muon_gpt.gin": ["model.depth=2"]}
 # Their data are not on this machine: only their plans are compared, with these settings.
 PLANNED = {
+    **dict.fromkeys((f"fantastic_{size}.gin" for size in ("130m", "300m", "520m", "1200m")), []),
     "gpt2_124m.gin": [],
     **ELSEWHERE,
     "race_124m.gin": [],

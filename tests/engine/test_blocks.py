@@ -37,6 +37,11 @@ FORMS = {
     "gpt2_124m.gin": "dispatch",
     "race_124m.gin": "dispatch",
     "gpt_1b.gin": "dispatch",
+    "epfl_124m.yaml": "dispatch",
+    "fantastic_130m.gin": "dispatch",
+    "fantastic_300m.gin": "dispatch",
+    "fantastic_520m.gin": "dispatch",
+    "fantastic_1200m.gin": "dispatch",
     "lbfgs_backtracking.yaml": "dispatch",  # it logs every step
     "sgd_convnet.gin": "dispatch",
 }
@@ -56,7 +61,7 @@ def test_the_form_of_every_shipped_config(path):
     assert rule.form == FORMS.get(path.name, "device_loop")
     assert rule.steps & (rule.steps - 1) == 0  # a power of two
     assert (rule.steps == 1) == any(
-        part in path.name for part in ("vit", "gpt", "124m", "backtracking")
+        part in path.name for part in ("vit", "gpt", "124m", "fantastic", "backtracking")
     )
 
 
