@@ -136,3 +136,31 @@ def test_a_protocol_is_explained_where_its_data_are_absent(name, capsys):
     shown = capsys.readouterr().out
     tokens = 16_777_216_000 if "epfl" in name else 20 * FANTASTIC[name][0]
     assert f"{tokens:,} tokens in all" in shown and "whose data are not on this machine" in shown
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("study", "layout", "more", "said"),
+    [
+        ("epfl_124m", ("<u2", 20240520, 1), [], "5 arms, 30 runs of 5 programs"),
+        (
+            "fantastic",
+            ("<u4", 20240801, 7),
+            ["--set", "ladder.values=[1x, 2x]"],
+            "5 arms, 135 runs of 5 programs",
+        ),
+    ],
+    ids=["epfl_124m", "fantastic"],
+)
+def test_the_searches_of_a_protocol_are_planned(study, layout, more, said, tmp_path, capsys):
+    sets, (dtype, *first) = [], layout
+    for split, key in (("train", "data.train"), ("val", "data.validation")):
+        header = np.zeros(256, "<i4")
+        header[:3] = *first, 2**21
+        tokens = np.random.default_rng(0).integers(50_000, size=2**21).astype(dtype)
+        (tmp_path / f"{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
+        sets.append(f"{key}: {tmp_path / split}.bin")
+    file = ROOT / "experiments" / study / "sweep.yaml"
+    options = [f"--config={file}", "--set", f"set={{{', '.join(sets)}}}", *more]
+    assert main(["sweep", "--check", *options]) == 0
+    assert said in capsys.readouterr().out
