@@ -31,6 +31,7 @@ _CONFIGS = (".gin", ".yaml")
 SEVERAL = {
     "gpt_1b.gin": {"h100:16": ["model.depth=4"], "v5e:4x4": ["model.depth=2"]},
     "gpt2_124m.gin": {"h100": [], "h100:8": [], "v5e:2x4": []},
+    "fantastic_1200m.gin": {"h100:8": []},
     "muon_gpt.gin": {"h100": [], "v5e": [], "h100:8": [], "v5e:2x4": []},
 }
 
