@@ -139,15 +139,10 @@ def shampoo(
             updates = jax.tree.map(lambda m: m / bias_correction(keep, count, m), mean)
         others, kept = onto.update(updates, state.graft, params, **extra)
 
+        direct = partial(_direction, None if graft is None else count < begin)
+
         def corrected(gram: jax.Array) -> jax.Array:
             return gram / correction(b2, count, gram)
-
-        def direct(u: jax.Array, a: jax.Array, *roots: Any) -> jax.Array:
-            if graft is None:
-                return eigen.precondition(u, *roots)
-            if not jax.tree.leaves(roots):
-                return a
-            return jnp.where(count < begin, a, eigen.rescale(eigen.precondition(u, *roots), a))
 
         def move(moves: Any, others: Any, grads: Any, *factors: Any) -> Sequence[list[Any]]:
             news = eigen.of_sides(list(map(grams_of, grads)))
@@ -164,3 +159,12 @@ def shampoo(
 
     length = "ignores" if graft is None else "replaces"
     return Part(init, update, name="parts.shampoo", length=length, once=True)
+
+
+def _direction(is_early: jax.Array | None, u: jax.Array, a: jax.Array, *roots: Any) -> jax.Array:
+    """Preconditions U and grafts it onto A, which is returned early; None is for no grafting."""
+    if is_early is None:
+        return eigen.precondition(u, *roots)
+    if not jax.tree.leaves(roots):
+        return a
+    return jnp.where(is_early, a, eigen.rescale(eigen.precondition(u, *roots), a))
