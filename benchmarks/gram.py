@@ -70,7 +70,7 @@ def main() -> None:
                 print(
                     f"{shape} {name}, singular values {kind}: error {gram:.4f}, plain {plain:.4f}"
                 )
-            gram, plain = (form.cost_analysis()["flops"] for form in forms)
+            gram, plain = ((form.cost_analysis() or {})["flops"] for form in forms)
             print(f"{shape} {name}: {gram:.4g} operations, plain {plain:.4g}: {gram / plain:.3f}")
             one = jnp.asarray(random.normal(size=shape), jnp.float32)
             runs = [lambda run=form, x=one: jax.block_until_ready(run(x)) for form in forms]
