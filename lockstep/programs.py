@@ -13,7 +13,7 @@ from lockstep.configs import Config, Packages, as_config
 from optim.paths import names
 from trainer.cli.resolving import make_program
 from trainer.config.wording import known_names, listing
-from trainer.engine.datasets import split_sizes
+from trainer.engine.datasets import split_sizes, whole_splits
 from trainer.engine.program import Program as _Program
 from trainer.engine.step import State
 from trainer.messages import UserError
@@ -119,11 +119,11 @@ class Program:
         with self._given(state):
             if split is None:
                 return self._program.evaluation.run_splits(state)
-            if split not in (splits := list(split_sizes(self.experiment.data))):
+            sizes = split_sizes(self.experiment.data)
+            if split not in (splits := list(dict.fromkeys([*whole_splits(sizes), *sizes]))):
                 hint = known_names(split, splits, "It has")
                 raise UserError(f"The data set has no split {split!r} to evaluate. {hint}")
-            evaluation = self._program.evaluation
-            return evaluation.run(state, evaluation.batches(split))
+            return self._program.evaluation.run_split(state, split)
 
     def params(self, state: State) -> Any:
         """Returns the parameters that are evaluated: averages, where the config has some.

@@ -61,8 +61,10 @@ class Dataset(Protocol):
     """Batches to train on, and the batches of one or two splits to evaluate.
 
     An attribute `splits` is optional. It lists what `evaluate` takes, "validation", "test" or both,
-    or is a dict from these names to numbers of examples. `evaluate` of a data set without it is
-    called without an argument, and yields the test split.
+    or is a dict from these names to numbers of examples. In the place of a split it may have named
+    parts of it, such as "validation/code" and "validation/web": each has metrics of its own, as
+    `validation/code/loss`, and `validation/loss` is that of all of them. `evaluate` of a data set
+    without it is called without an argument, and yields the test split.
 
     An attribute `fingerprint` is optional, too: a text that changes when the data change, such as a
     sha256. A run is resumed with the data of its `fingerprint` only. That of a data set without it

@@ -5,16 +5,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from tests import runs, short
 from trainer import config as configs
-from trainer import data
+from trainer import data, models
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
-from trainer.engine.datasets import WHOLE, eval_batches, split_sizes
-from trainer.engine.program import load_located
+from trainer.engine.datasets import (
+    WHOLE,
+    best_row,
+    data_fingerprint,
+    eval_batches,
+    split_sizes,
+)
+from trainer.engine.experiment import Experiment
+from trainer.engine.program import Program, load_located
 
 DIGITS = """
 model: !models.mlp {width: 4}
@@ -193,10 +202,100 @@ class Digits(data.ArrayDataset):
         self.splits = splits
 
 
-@pytest.mark.parametrize("splits", [(), "test", ("test", "train"), 3, None, {"tests": 7}])
+@pytest.mark.parametrize(
+    "splits",
+    [(), "test", ("test", "train"), 3, None, {"tests": 7}, ("test/", "test"), ("test/a/b",)],
+)
 def test_splits_of_other_names_are_refused(splits):
     with pytest.raises(ValueError, match="must list what evaluate.split. takes"):
         split_sizes(Digits(splits))
+
+
+class Named:
+    """A data set of a user's: two named parts of the validation split, and a whole test split."""
+
+    splits = {"test": 4, "validation/odd": 3, "validation/even": 6}
+    first = {"test": (0, 1), "validation/odd": (1, 2), "validation/even": (2, 2)}
+    batch_size, num_examples = 2, 8
+    element_spec = {"number": jax.ShapeDtypeStruct((2,), np.int32)}
+
+    def train(self, batch_index: int, seed: int) -> Any:
+        while True:
+            yield {"number": np.arange(2, dtype=np.int32)}
+
+    def evaluate(self, split: str) -> Any:
+        first, step = self.first[split]
+        for start in range(0, self.splits[split], 2):
+            places = np.arange(start, start + 2, dtype=np.int32)
+            mask = (places < self.splits[split]).astype(np.float32)
+            yield {"number": places * step + first, "mask": mask}
+
+
+def test_a_split_may_consist_of_named_parts():
+    dataset = Named()
+    assert list(split_sizes(dataset).items()) == [
+        *(("validation/odd", 3), ("validation/even", 6), ("test", 4)),
+    ]
+
+    def counted(split: str) -> list[int]:
+        batches = eval_batches(dataset, split, WHOLE)
+        return [int(n) for b in batches for n in b["number"][b["mask"] == 1]]
+
+    assert counted("validation") == counted("validation/odd") + counted("validation/even")
+    assert counted("validation/odd") == [1, 3, 5] and counted("test") == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="'test' consists of its named parts: list either these"):
+        split_sizes(Digits(("test", "test/odd")))
+
+
+def test_each_part_of_a_split_has_its_metrics_and_the_split_those_of_all():
+    # The loss of an example is its number, so that the means are known.
+    experiment = Experiment(
+        model=models.Model(lambda key, batch: ({"x": np.zeros(())}, {}), apply_nothing),
+        data=Named(),
+        loss=lambda outputs, batch: 1.0 * batch["number"] + outputs,
+        optimizer=optax.sgd(0.1),
+        **dict.fromkeys(("steps", "log_every", "eval_every", "save_every"), 3),
+    )
+    evaluation = Program(experiment).evaluation
+    state = Program(experiment).init()
+    assert evaluation.run_splits(state) == {
+        "validation/loss": pytest.approx((1 + 3 + 5 + 2 + 4 + 6 + 8 + 10 + 12) / 9),
+        "validation/odd/loss": 3.0,
+        "validation/even/loss": 7.0,
+        "eval/loss": 1.5,
+    }
+    assert evaluation.run_split(state, "validation/even") == {"loss": 7.0}
+
+
+def apply_nothing(params: Any, state: Any, batch: Any, *, key: Any, train: bool) -> Any:
+    return params["x"] + 0.0 * batch["number"], state
+
+
+@pytest.mark.parametrize(
+    ("best", "row"),
+    [
+        ("loss", "validation/loss"),
+        ("odd/loss", "validation/odd/loss"),
+        ("validation/odd/accuracy", "validation/odd/accuracy"),
+        ("eval/loss", "eval/loss"),
+        ("eval/odd/loss", None),
+        ("od/loss", None),
+    ],
+)
+def test_the_best_checkpoint_may_be_chosen_on_a_part(best: str, row: str | None):
+    splits = split_sizes(Named())
+    if row is not None:
+        assert best_row(best, ["loss", "accuracy"], splits) == row
+        return
+    with pytest.raises(ValueError, match="validation/odd/loss, validation/odd/accuracy, .*eval/lo"):
+        best_row(best, ["loss", "accuracy"], splits)
+
+
+def test_the_hash_of_data_covers_each_part_of_a_split():
+    before, changed = data_fingerprint(Named()), Named()
+    assert before == data_fingerprint(Named())
+    changed.first = {**Named.first, "validation/even": (4, 2)}
+    assert data_fingerprint(changed) != before
 
 
 class Overriding(data.ArrayDataset):

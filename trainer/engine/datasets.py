@@ -9,7 +9,9 @@ By the fingerprint a run that is resumed notices that its data changed.
 
 import hashlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -68,6 +70,8 @@ def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:
     # none, as in a class that overrides that of `ArrayDataset`, or if the data set has no attribute
     # `splits`.
     keywords = _keywords(data.evaluate, shard)
+    if (parts := split_parts(data, split)) != [split]:
+        return itertools.chain.from_iterable(eval_batches(data, part, shard) for part in parts)
     if hasattr(data, "splits") and _parameters(data.evaluate).keys() - _KEYWORDS:
         return iter(data.evaluate(split, **keywords))
     if split != "test":
@@ -89,44 +93,72 @@ def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         return {}
 
 
+_SPLIT = re.compile(rf"({'|'.join(PREFIXES)})(/[\w.-]+)?")
 LOOKED_FOR = {"min": "smaller", "max": "larger"}  # mode -> the values that are better
 
 
 def split_sizes(data: Any) -> dict[str, int | None]:
     """Returns split -> number of examples, validation first; None if the data does not say."""
-    # A data set without an attribute `splits` has a test split only.
+    # A data set without an attribute `splits` has a test split only. A split that consists of named
+    # parts is listed as these, such as "validation/code".
     splits = getattr(data, "splits", ("test",))
     listed = isinstance(splits, Collection) and not isinstance(splits, str)
-    if not listed or not splits or not set(splits) <= set(PREFIXES):
+    if not listed or not splits or not all(_SPLIT.fullmatch(str(split)) for split in splits):
         raise ValueError(
             f"The data set has splits {splits!r}. The attribute must list what evaluate(split) "
-            "takes: 'validation', 'test' or both; or be a dict from these names to numbers of "
-            "examples. A data set without it is evaluated with evaluate(), as its test split."
+            "takes: 'validation', 'test' or both, or named parts of them, such as "
+            "'validation/code'; or be a dict from these names to numbers of examples. A data set "
+            "without it is evaluated with evaluate(), as its test split."
+        )
+    if both := next((x for x in splits if split_parts(data, x) != [x]), None):
+        raise ValueError(
+            f"The data set has splits {list(splits)!r}, and {both!r} consists of its named parts: "
+            "list either these or the whole."
         )
     sizes = splits if isinstance(splits, Mapping) else dict.fromkeys(splits)
     # In the order in which the splits are evaluated.
-    return {split: sizes[split] for split in PREFIXES if split in sizes}
+    return {x: sizes[x] for whole in PREFIXES for x in sizes if x.partition("/")[0] == whole}
+
+
+def split_parts(data: Any, split: str) -> list[str]:
+    """Returns the named parts of a split, such as "validation/code"; the split if it has none."""
+    parts = [x for x in getattr(data, "splits", ()) if x.startswith(f"{split}/")]
+    return parts or [split]
+
+
+def whole_splits(splits: Iterable[str]) -> list[str]:
+    """Returns "validation", "test" or both, of which `splits` has all or named parts."""
+    wholes = {split.partition("/")[0] for split in splits}
+    return [split for split in PREFIXES if split in wholes]
+
+
+def split_metrics(metrics: Collection[str], split: str, splits: Iterable[str]) -> list[str]:
+    """Returns the names of metrics of a split, and of its parts, such as "code/accuracy"."""
+    parts = [x.removeprefix(f"{split}/") for x in splits if x.startswith(f"{split}/")]
+    return [*metrics, *(f"{part}/{name}" for part in parts for name in metrics)]
 
 
 def best_row(best_metric: str, metrics: Sequence[str], splits: Collection[str]) -> str:
     """Returns the name in metrics.jsonl of the metric that ranks checkpoints; raises ValueError."""
-    # "accuracy" means that of the validation split, or of the test split if there is no other;
-    # "validation/accuracy" and "eval/accuracy" name the split.
-    rows = [PREFIXES[split] + name for split in PREFIXES if split in splits for name in metrics]
-    if best_metric in metrics:
-        return rows[list(metrics).index(best_metric)]
-    if best_metric not in rows:
+    # "accuracy" means that of the validation split, or of the test split if there is no other, and
+    # "code/accuracy" that of its part; "validation/accuracy" and "eval/accuracy" name the split.
+    first, *_ = wholes = whole_splits(splits)
+    rows = [PREFIXES[x] + name for x in wholes for name in split_metrics(metrics, x, splits)]
+    row = PREFIXES[first] + best_metric
+    if {row, best_metric}.isdisjoint(rows):
         raise ValueError(
             f"best_metric is {best_metric!r}, but the metrics are {', '.join(metrics)}; with their "
             f"splits, {', '.join(rows)}."
         )
-    return best_metric
+    return row if row in rows else best_metric
 
 
 def wrong_mode(name: str, mode: str, metrics: Mapping[str, Any]) -> Literal["min", "max"] | None:
     """Returns the mode that a metric wants, if `mode` is the other one, or else None."""
-    # `name` has no split. The loss wants "min"; the class of a metric may have `smaller_is_better`.
-    smaller = name == "loss" or getattr(metrics.get(name), "smaller_is_better", None)
+    # `name` may begin with a split and a part of it. The loss wants "min"; the class of a metric
+    # may have `smaller_is_better`.
+    bare = next((x for x in ("loss", *metrics) if f"/{name}".endswith(f"/{x}")), "")
+    smaller = bare == "loss" or getattr(metrics.get(bare), "smaller_is_better", None)
     wanted = "min" if smaller else "max"
     return None if smaller is None or mode == wanted else wanted
 
@@ -142,7 +174,7 @@ def ranking_warnings(experiment: Any) -> list[str]:
             f"checkpoint is chosen by {row}, on the test split, where its value is then optimistic."
             f" Hold out a part, such as by data.validation=0.1, or write {row!r} if you mean it."
         )
-    if wanted := wrong_mode(row.partition("/")[2], mode, experiment.metrics):
+    if wanted := wrong_mode(row, mode, experiment.metrics):
         found.append(
             f"best_metric is {metric!r}, of which {LOOKED_FOR[wanted]} values are better, but "
             f"best_mode is {mode!r}: the worst checkpoint would be kept. Set best_mode to "

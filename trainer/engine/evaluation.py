@@ -8,7 +8,7 @@ of another size, such as a last batch that is shorter.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from trainer.data.absent import DeclaredData
 from trainer.engine import mesh as meshes
 from trainer.engine.block import MOST_BYTES, most_in_a_loop
 from trainer.engine.contracts import Batch, calling, check_eval_batch, check_values
-from trainer.engine.datasets import eval_batches, split_sizes
+from trainer.engine.datasets import eval_batches, split_parts, split_sizes, whole_splits
 from trainer.engine.examples import Examples, ExampleSums, collect_examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.feed import stack
@@ -64,7 +64,10 @@ class Evaluation:
         # their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for
         # padding. A batch may consist of padding only, so that all processes have equally many. Its
         # number of examples need not divide over the devices, but is the same in every process.
+        return self._metric_accumulator.results(self._sums(state, batches))
 
+    def _sums(self, state: State, batches: Iterable[Batch]) -> Any:
+        """Returns the sums of the loss, its aux values and the metrics over batches."""
         # Once for all batches: averages are functions of the state alone.
         given = self.params(state), state.model_state, state.hyperparams
         batches = iter(batches)
@@ -90,7 +93,7 @@ class Evaluation:
                     total = self._evaluate_all(total, given, stacked, count, size=size)
                 # Without this, all batches would queue on the devices and fill their memory.
                 jax.block_until_ready(total)
-        return self._metric_accumulator.results(total)
+        return total
 
     def _places(self, batch: Batch) -> int:
         """Returns for how many batches like this the program has places: a power of two."""
@@ -121,8 +124,27 @@ class Evaluation:
         # `through` is called with the batches of each split; what it yields is evaluated.
         return {
             PREFIXES[split] + name: value
-            for split in split_sizes(self._experiment.data)
-            for name, value in self.run(state, through(self.batches(split))).items()
+            for split in whole_splits(split_sizes(self._experiment.data))
+            for name, value in self.run_split(state, split, through).items()
+        }
+
+    def run_split(
+        self, state: State, split: str, through: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    ) -> dict[str, float]:
+        """Evaluates a split, and returns metrics by name; those of a part as "code/accuracy"."""
+        # The sums of a split are those of its parts, of which each batch is evaluated once.
+        sums = {
+            part.removeprefix(f"{split}/"): self._sums(state, through(self.batches(part)))
+            for part in split_parts(self._experiment.data, split)
+        }
+        whole = self._metric_accumulator.results(
+            reduce(self._metric_accumulator.merge, sums.values())
+        )
+        parts = sums if split not in sums else {}
+        return whole | {
+            f"{part}/{name}": value
+            for part, total in parts.items()
+            for name, value in self._metric_accumulator.results(total).items()
         }
 
     def check(self, state: State) -> dict[str, Batch]:

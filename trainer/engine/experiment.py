@@ -108,7 +108,8 @@ class Experiment:
         keep_latest: number of the newest checkpoints to keep.
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
             validation split if the data set has one, or else of the test split, of which the plan
-            warns. "validation/accuracy" and "eval/accuracy" name the split. None keeps the newest.
+            warns. "validation/accuracy" and "eval/accuracy" name the split, and "code/accuracy" a
+            part of it. None keeps the newest.
         best_mode: whether the best value is the largest ("max") or the smallest ("min"). The plan
             warns of "max" for the loss and for a metric whose class has `smaller_is_better = True`,
             and of "min" for the accuracy and one whose class has `smaller_is_better = False`.

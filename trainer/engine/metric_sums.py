@@ -279,6 +279,10 @@ class MetricAccumulator:
             metrics |= {name: _mean_of(x, weight) for name, x in losses.aux.items()}
         return _merged("metrics", total, metrics)
 
+    def merge(self, total: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the value of the batches of both."""
+        return _merged("metrics", total, other)
+
     def of_examples(self, outputs: Any, batch: Batch, losses: Losses) -> dict[str, ExampleSums]:
         """Returns what each example adds to the loss and to the metrics that are means."""
         # Each is computed from the outputs of the whole batch, with a mask of 0 for all others.

@@ -32,7 +32,13 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees, same
 from trainer.config.wording import brief, known_names, listing
 from trainer.engine import memory
-from trainer.engine.datasets import LOOKED_FOR, split_sizes, wrong_mode
+from trainer.engine.datasets import (
+    LOOKED_FOR,
+    split_metrics,
+    split_sizes,
+    whole_splits,
+    wrong_mode,
+)
 from trainer.engine.experiment import Experiment, build_experiment, with_place
 from trainer.engine.explanation import Elsewhere, explain, with_compiled
 from trainer.engine.plan import find_matrices, make_plan
@@ -498,7 +504,8 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
     # Returns sentences if the best trial by the goal is probably the worst, or if it is chosen on
     # the test split although there is another.
     places = [arm.sweep.sources.get(x) for x in ("goal.metric", "goal.select_on", "goal")]
-    known = ["loss", *experiment.metrics]
+    sizes = split_sizes(experiment.data)
+    known = split_metrics(["loss", *experiment.metrics], goal.select_on, sizes)
     if goal.metric not in known:
         text = f"{arm.title} never writes the metric {goal.metric!r}. "
         prefix, _, bare = goal.metric.rpartition("/")
@@ -507,7 +514,7 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
         else:
             text += known_names(goal.metric, known, "Its metrics are")
         raise ConfigError(text, next(filter(None, places), None))
-    splits = split_sizes(experiment.data)
+    splits = whole_splits(sizes)
     if goal.select_on not in splits:
         (only,) = splits
         how = " (validation: 0.1 for those of Lockstep)" if goal.select_on == "validation" else ""
