@@ -12,7 +12,7 @@ import pytest
 
 from tests import runs, short
 from trainer import config as configs
-from trainer import data, models
+from trainer import data, metrics, models
 from trainer.__main__ import main
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import (
@@ -21,6 +21,7 @@ from trainer.engine.datasets import (
     data_fingerprint,
     eval_batches,
     split_sizes,
+    wrong_mode,
 )
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program, load_located
@@ -289,6 +290,21 @@ def test_the_best_checkpoint_may_be_chosen_on_a_part(best: str, row: str | None)
         return
     with pytest.raises(ValueError, match="validation/odd/loss, validation/odd/accuracy, .*eval/lo"):
         best_row(best, ["loss", "accuracy"], splits)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "wanted"),
+    [
+        ("validation/odd/accuracy", "min", "max"),
+        ("odd/loss", "max", "min"),
+        ("eval/loss", "max", "min"),
+        ("odd/loss", "min", None),
+        ("odd/unknown", "max", None),
+        ("inaccuracy", "min", None),
+    ],
+)
+def test_the_mode_of_a_metric_is_known_for_each_part(name: str, mode: str, wanted: str | None):
+    assert wrong_mode(name, mode, {"accuracy": metrics.accuracy()}) == wanted
 
 
 def test_the_hash_of_data_covers_each_part_of_a_split():
