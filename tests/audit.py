@@ -81,6 +81,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "data.ArrayDataset": ["{train: !audited.arrays {}, test: !audited.arrays {}, batch_size: 2}"],
     "data.digits": ["{}", "{data_dir: DATA}", "{data_dir: DATA/empty}"],
     "data.fashion_mnist": ["{}", "{data_dir: DATA}"],
+    "data.mixture": ["{parts: {web: !data.text {data_dir: DATA}}, weights: {web: 1.0}}"],
     "data.text": ["{}", "{data_dir: DATA}"],
     "data.tokens": [
         "{train: DATA/shards/train_*.bin, test: DATA/shards/test_000000.bin, length: 4}"

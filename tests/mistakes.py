@@ -143,6 +143,12 @@ def swept(says: str, old: str, new: str, warns: bool = False) -> Mistake:
     return Mistake(says, sweep=[(old, new)], warns=warns)
 
 
+def mixture(says: str, arguments: str) -> Mistake:
+    """A mistake in the arguments of a mixture of two texts."""
+    parts = "parts: {web: !data.text {}, code: !data.text {split_seed: 1}}"
+    return Mistake(says, run=[(DATA, f"data: !data.mixture {{{parts}, {arguments}}}\n")])
+
+
 def metric(says: str, body: str, head: str = "@flax.struct.dataclass") -> Mistake:
     """A mistake in a metric of the user's; `body` are its methods, in one line each."""
     methods = {
@@ -294,6 +300,23 @@ MISTAKES: dict[str, Mistake] = {
     "file misspelt": of("explain --config=rum.yaml", "rum.yaml.*run.yaml|run.yaml"),
     "option misspelt": of("explain --confg=run.yaml", "--config"),
     "command misspelt": of("explan --config=run.yaml", "explain"),
+    "tokens for each parameter of data without tokens": line(
+        "run.yaml:10: .*'20 tokens/parameter' is a number of tokens, and the data set does not say",
+        "steps",
+        "20 tokens/parameter",
+    ),
+    "weights of a mixture that do not sum to 1": mixture(
+        r"run.yaml:3: data.mixture has weights that sum to 1\.1, not to 1\. In this ratio",
+        "weights: {web: 0.8, code: 0.3}",
+    ),
+    "part of a mixture without a weight": mixture(
+        "run.yaml:3: .*the parts code, web.*Give each part a weight, 0 if it is only evaluated",
+        "weights: {web: 1}",
+    ),
+    "part of a mixture that ends before its share": mixture(
+        r"run.yaml:3: The part 'code'.* ends before its share.*sequences of 256.* repeat: \[code\]",
+        "weights: {web: 0.5, code: 0.5}, repeat: [web], batch_size: 50_000",
+    ),
     # values of the data
     "label -1": rows("'label' is -1.*ignore_label", "rows['label'][::10] = -1"),
     "label -4": rows("'label' is -4", "rows['label'][3] = -4"),

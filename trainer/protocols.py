@@ -86,6 +86,9 @@ class Dataset(Protocol):
     are not classes, values that are not finite, examples of one split in another, and the like.
     Without it, the first batches are looked at.
 
+    A method `for_steps(steps)` is optional. It returns the data set for a run of so many updates,
+    and raises ValueError if there are not enough data for it.
+
     A data set of texts may have three more. `tokens_per_example` is the number of positions of an
     example: metrics then count tokens, and '1B tokens' is a number of steps. `vocab_size` is the
     number of different tokens. `tokenizer` is a `Tokenizer`, or None if it is not known.

@@ -1,6 +1,7 @@
 """Data sets that are not on this machine, of which enough is known to plan a run, not to train."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ class DataAbsent(ValueError):
         like: an object with the attributes of a `trainer.protocols.Dataset`, whose batches are not
             read: `element_spec`, `batch_size`, `num_examples` and `splits`, from a split to its
             number of examples. Optional are `eval_batch_size`, `eval_spec` (as `element_spec`, of
-            an evaluation batch with its mask), and what a data set of texts has.
+            an evaluation batch with its mask), `for_steps`, and what a data set of texts has.
 
     Attributes:
         name: the argument.
@@ -49,9 +50,10 @@ class DeclaredData:
     def __init__(self, name: str, message: str, like: Any):
         import jax
 
-        self.name, self.message = name, message
+        self.name, self.message, self._like = name, message, like
         said = f"The plan has the declared shapes of {name}, whose data are not on this machine."
         self.plan_warnings = [f"{said} {message}"]
+        self.plan_lines: Sequence[str] = ()
         self.element_spec: Mapping[str, jax.ShapeDtypeStruct] = dict(like.element_spec)
         self.batch_size: int = like.batch_size
         self.num_examples: int = like.num_examples
@@ -68,6 +70,14 @@ class DeclaredData:
         for key in ("tokens_per_example", "vocab_size", "tokenizer"):  # of a data set of texts
             if hasattr(like, key):
                 setattr(self, key, getattr(like, key))
+
+    def for_steps(self, steps: int) -> "DeclaredData":
+        """Returns the data set of a run of so many steps; raises ValueError as that of `like`."""
+        made = copy.copy(self)
+        if hasattr(self._like, "for_steps"):
+            made._like = self._like.for_steps(steps)
+        made.plan_lines = getattr(made._like, "plan_lines", ())
+        return made
 
     def train(self, *given: Any, rank: int | None = None, size: int | None = None) -> Iterator[Any]:
         """Raises ValueError: there are no examples."""

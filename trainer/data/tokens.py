@@ -104,7 +104,7 @@ class TokenDataset:
         self.batch_size, self.tokens_per_example = batch_size, length
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.vocab_size, self.tokenizer = known.size, known.tokenizer
-        self._train, self._eval, self._known = train, dict(evaluated), known
+        self._train, self._eval, self.known = train, dict(evaluated), known
         self._documents, self._name = documents, name
         self.plan_warnings: list[str] = []
         vocab_size, end_of_text = known.size, known.end_of_text
@@ -171,7 +171,7 @@ class TokenDataset:
         shape = (self.batch_size, self.tokens_per_example)
         return {
             key: jax.ShapeDtypeStruct(shape, np.int32)
-            for key in self._fields(np.zeros((1, 2), np.int32))
+            for key in self.fields(np.zeros((1, 2), np.int32))
         }
 
     @property
@@ -186,7 +186,7 @@ class TokenDataset:
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of the fingerprints of the streams, and of what decides the fields."""
-        known = self._known
+        known = self.known
         digest = hashlib.sha256(f"{self.tokens_per_example} {known.end_of_text}\n".encode())
         digest.update(b"" if self._documents else b"one document\n")
         digest.update(b"" if self._places is None else f"stream {self.batch_size}\n".encode())
@@ -205,17 +205,21 @@ class TokenDataset:
         # With order="shuffled" their order depends on `seed`. It is part `rank` of `size` equal
         # parts of each batch; None for that of this process. Raises UserError if a token is not
         # less than `vocab_size`.
-        length = self.tokens_per_example
         rows = process_rows(self.batch_size, self._name, rank, size)
         # From batch index and seed alone, so that a resumed run reads the same batches.
         for index in itertools.count(batch_index):
             first = index * self.batch_size + rows.start
-            count = rows.stop - rows.start
-            if self._places is None:
-                starts = examples_at(seed, first, count, self.num_examples) * length
-            else:
-                starts = self._places.starts((first + np.arange(count)) % self.num_examples)
-            yield self._fields(self._train.windows(starts, length + 1))
+            yield self.fields(self.windows(self.starts(first, rows.stop - rows.start, seed)))
+
+    def starts(self, first: int, count: int, seed: int) -> np.ndarray:
+        """Returns the first token of `count` training examples from a place of their order on."""
+        if self._places is None:
+            return examples_at(seed, first, count, self.num_examples) * self.tokens_per_example
+        return self._places.starts((first + np.arange(count)) % self.num_examples)
+
+    def windows(self, starts: np.ndarray) -> np.ndarray:
+        """Returns training examples by their first tokens, int32 [examples, length + 1]."""
+        return self._train.windows(starts, self.tokens_per_example + 1)
 
     def evaluate(
         self, split: str = "test", rank: int | None = None, size: int | None = None
@@ -228,14 +232,14 @@ class TokenDataset:
         rows = process_rows(self.eval_batch_size, self._name, rank, size)
         for start in range(0, self.splits[split], self.eval_batch_size):
             first = np.arange(start, start + self.eval_batch_size)[rows] * length
-            batch = self._fields(self._eval[split].windows(first, length + 1))
+            batch = self.fields(self._eval[split].windows(first, length + 1))
             real = first[:, None] + np.arange(length) < count
             # The windows may have further tokens of the stream.
             for key in batch:
                 batch[key] *= real
             yield {**batch, "mask": real.astype(np.float32)}
 
-    def _fields(self, windows: np.ndarray) -> dict[str, np.ndarray]:
+    def fields(self, windows: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the fields of windows, int32 [batch, length + 1]."""
         # As unsigned numbers, negative ones are large.
         if (largest := int(windows.view(np.uint32).max(initial=0))) >= self.vocab_size:
@@ -246,7 +250,7 @@ class TokenDataset:
             )
         tokens, label = windows[:, :-1].copy(), windows[:, 1:].copy()
         fields = {"tokens": tokens, "label": label}
-        known = self._known
+        known = self.known
         if known.end_of_text is not None and self._documents:
             fields["documents"] = np.cumsum(tokens == known.end_of_text, axis=1, dtype=np.int32)
         if known.token_bytes is not None:

@@ -14,9 +14,10 @@ import optax
 
 import optim
 from trainer import models
-from trainer.config import Builder, Call, Config, ConfigError, Units, leaves, wording
+from trainer.config import Builder, Call, Config, ConfigError, Units, join, leaves, wording
 from trainer.config.build import call_hint
 from trainer.data.absent import DataAbsent
+from trainer.data.mixture import mixture
 from trainer.engine import contracts, every
 from trainer.engine.datasets import best_row, split_sizes, train_batches
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
@@ -171,6 +172,10 @@ class Experiment:
                 continue
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}.")
+        if (for_steps := getattr(self.data, "for_steps", None)) is not None:
+            # A frozen dataclass does not allow self.data = ...
+            with contracts.calling("data"):
+                object.__setattr__(self, "data", for_steps(self.steps))
         if (self.max_consecutive_skips or 0) < 0:
             raise ValueError(
                 "max_consecutive_skips must be at least 1, or 0 or None for any number, got "
@@ -202,7 +207,6 @@ class Experiment:
             raise ValueError(f"writers is {list(self.writers)}. {error}") from None
         if not callable(self.loss):
             raise ValueError(f"loss must be a function of (outputs, batch), got {self.loss!r}.")
-        # A frozen dataclass does not allow self.model = ...
         object.__setattr__(self, "model", as_model(self.model))
         contracts.check_language(self.model, self.data)
         object.__setattr__(self, "optimizer", in_roles(as_optimizer(self.optimizer), self.roles))
@@ -324,11 +328,23 @@ def _build_data(builder: Builder, node: Any, declared: bool) -> Any:
         except ConfigError as error:
             text += f" A data set is a call. {error}"
         raise ConfigError(text, builder.config.sources["data"])
+    return _built_data(builder, node, "data", declared)
+
+
+def _built_data(builder: Builder, node: Any, path: str, declared: bool) -> Any:
+    """Builds the data set at a path, or returns what is declared of it."""
+    overrides = {}
+    # Of the data sets that have others, a mixture alone plans with what these declare: the shapes
+    # of a data set inside of another may differ from those of the outer one.
+    if declared and isinstance(node, Call) and builder.function(node.name).call is mixture:
+        parts = node.kwargs.get("parts")
+        for name, part in parts.items() if isinstance(parts, dict) else ():
+            below = join(join(path, "parts"), name)
+            overrides[below] = _built_data(builder, part, below, declared)
     try:
-        return builder.build("data")
+        return builder.build(path, overrides=overrides)
     except ConfigError as error:
         absent = error.__cause__
-        # The shapes of a data set inside of another may differ from those of the outer one.
         name = node.name if isinstance(node, Call) else None
         if declared and isinstance(absent, DataAbsent) and absent.name == name:
             return absent.declared

@@ -269,6 +269,7 @@ class Plan:
     examples: dict[str, int | None]
     data_seed: int | None  # None if it is the seed of the run
     classes: str  # how many training examples each class has; "" if about as many
+    data: Sequence[str]  # lines about the data set, such as what is read of the parts of a mixture
     # how a run notices that its data changed; "" if the data are not on this machine
     fingerprint: str
     mode: str  # the arguments that tell the model whether it trains; "" if they are not known
@@ -326,6 +327,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         examples={"train": experiment.data.num_examples, **datasets.split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         classes=found.classes,
+        data=getattr(experiment.data, "plan_lines", ()),
         fingerprint=datasets.describe_fingerprint(experiment.data),
         mode=mode,
         schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},
@@ -338,7 +340,6 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         matrices=matrices,
         chains=_chains(optimizer),
         warnings=[
-            *getattr(experiment.data, "plan_warnings", ()),
             *found.warnings,
             *matrices.warnings,
             *(width_warnings(optimizer, state.params, widths) if widths else ()),

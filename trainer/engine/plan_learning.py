@@ -243,10 +243,11 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> DataScan
     # `first` has the first batch of each split that is evaluated, from `Evaluation.check`. Raises
     # ComponentError if the loss says that labels are numbers of classes, and one is not.
     experiment = program.experiment
+    warnings = [*getattr(experiment.data, "plan_warnings", ())]
     if isinstance(experiment.data, DeclaredData):
-        return DataScan([])
+        return DataScan(warnings)
     splits = [split for split in _splits(experiment.data, first) if split.size]
-    warnings = [text for split in splits for text in _not_finite(split)]
+    warnings += [text for split in splits for text in _not_finite(split)]
     with meshes.ambient(program.mesh):
         outputs = output_shapes(experiment, state, program.feed.abstract_batch())
     key = getattr(experiment.loss, "class_labels", None)

@@ -24,6 +24,7 @@ def render_plan(plan: Plan) -> str:
         f"{steps_text(plan)}{_tokens(plan)} on {plan.devices}",
         f"blocks of {steps} ({block.form}): {block.why}",
         *filter(None, (plan.evaluations, _examples(plan), plan.classes)),
+        *map(printable, plan.data),
         *filter(None, (plan.fingerprint, plan.mode)),
         *map(printable, plan.left_whole),
         *plan.matrices.lines,
