@@ -20,7 +20,7 @@ from trainer.__main__ import main
 from trainer.data.absent import DataAbsent
 from trainer.data.mixture import MixtureDataset
 from trainer.data.shards import TokenStream, write_shards
-from trainer.data.tokens import TokenDataset
+from trainer.data.tokens import KnownTokens, Sizes, TokenDataset
 
 LENGTH, VOCABULARY = 4, 1000
 module = sys.modules["trainer.data.mixture"]  # the package has a function of this name
@@ -30,8 +30,11 @@ STAGES = {0: {"code": 0.25, "web": 0.75}, 5: {"code": 0.6, "web": 0.4}}
 def part(first: int = 0, examples: int = 40, **options: Any) -> TokenDataset:
     """Returns sequences of the tokens from `first` on: the first of each says which one it is."""
     stream = TokenStream.of_arrays([np.arange(first, first + LENGTH * examples + 1)])
-    given = {"length": LENGTH, "batch_size": 6, "vocab_size": VOCABULARY} | options
-    return TokenDataset(stream, {"validation": stream, "test": stream}, **given)
+    own = {key: options.pop(key) for key in KnownTokens._fields if key in options}
+    known = KnownTokens(**{"size": options.pop("vocab_size", VOCABULARY), **own})
+    chosen = {key: options.pop(key) for key in Sizes._fields if key in options}
+    sizes = Sizes(**{"length": LENGTH, "batch_size": 6, **chosen})
+    return TokenDataset(stream, {"validation": stream, "test": stream}, known, sizes, **options)
 
 
 def mixed(weights: Any = None, batch_size: int = 6, **options: Any) -> MixtureDataset:

@@ -296,7 +296,8 @@ def _first(parts: Mapping[str, Any]) -> Any:
     for name, part in {owner: parts[owner], **parts}.items():
         traits = {"length": part.tokens_per_example, "vocab_size": part.vocab_size}
         if isinstance(part, TokenDataset):
-            traits |= {"end_of_text": part.known.end_of_text, "fields": ", ".join(part.element_spec)}
+            traits |= {"end_of_text": part.known.end_of_text}
+            traits |= {"fields": ", ".join(part.element_spec)}
             counts = getattr(part.tokenizer, "token_bytes", None)
             digest = "unknown" if counts is None else hashlib.sha256(counts.tobytes()).hexdigest()
             traits["the hash of the tokenizer"] = digest[:8]
