@@ -161,6 +161,10 @@ def test_what_describes_a_gpu_has_its_numbers() -> None:
     assert (fields["core_count"], fields["device_memory_size"]) == ("132", "85000000000")
     assert (fields["memory_bandwidth"], fields["l2_cache_size"]) == ("3350000000000", "52428800")
     assert fields["shared_memory_per_block_optin"] == "232448"  # as CUDA reports it
+    for gpu in (device for device in KINDS.values() if isinstance(device, Gpu)):
+        fields = dict(re.findall(r"(\w+): (.+)$", gpu.described, re.MULTILINE))
+        assert fields["device_description_str"] == f'"{gpu.name}"'
+        assert fields["device_memory_size"] == str(gpu.memory)
 
 
 @compilers

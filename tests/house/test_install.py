@@ -108,7 +108,9 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
     assert sources == {name for name in names - templates if name.endswith(".py")}
     others = {name for name in names - sources if ".dist-info/" not in name}
     scripts = ("page.js", "figures.js", "filter.js", "selection.js", "trials.js")
-    page = {f"trainer/report/html/{name}" for name in ("page.css", *scripts)}
+    page = {f"trainer/report/html/{name}" for name in ("page.css", "page.html", *scripts)}
+    tex = {f"trainer/report/formats/{name}.tex" for name in ("figure", "report", "table")}
+    gpus = {f"trainer/engine/gpus/{name}.txtpb" for name in ("a100", "b200", "h100", "h200")}
     # Type checkers read our annotations.
     typed = {f"{package}/py.typed" for package in ("lockstep", "trainer", "optim")}
     shipped = {
@@ -116,7 +118,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
         for file in (ROOT / "configs").rglob("*.*")
     }
     data = {"trainer/data/shakespeare.txt.bz2", "optim/families.yaml", "optim/published.yaml"}
-    assert others == typed | page | shipped | data
+    assert others == typed | page | tex | gpus | {"trainer/sweep/slurm.sh"} | shipped | data
 
 
 @pytest.mark.long

@@ -30,17 +30,11 @@ FOLDER = "LOCKSTEP_TARGETS"
 
 
 class Gpu(NamedTuple):
-    """A GPU by NVIDIA, by what its compiler asks for, mostly as data sheets give it."""
+    """A GPU by NVIDIA."""
 
     name: str
-    capability: tuple[int, int]  # what CUDA calls the version of the architecture
-    cores: int  # streaming multiprocessors
-    units: int  # of each core, for float32
-    clock: float  # GHz
     gigabytes: int  # of memory, in powers of 1,000
-    terabytes: float  # that the memory moves a second
-    cache: int  # MiB, of level 2
-    shared: int  # KiB of each core that its threads share
+    file: str  # of the folder gpus: its numbers as the compiler asks for them
     one, devices, example = "1", 1, "8"  # as of a TPU
 
     @property
@@ -51,31 +45,7 @@ class Gpu(NamedTuple):
     @property
     def described(self) -> str:
         """The text that the compiler reads."""
-        return f"""\
-platform_name: "CUDA"
-device_description_str: "{self.name}"
-dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
-gpu_device_info {{
-  cuda_compute_capability {{ major: {self.capability[0]} minor: {self.capability[1]} }}
-  core_count: {self.cores}
-  fpus_per_core: {self.units}
-  clock_rate_ghz: {self.clock}
-  device_memory_size: {self.memory}
-  memory_bandwidth: {self.terabytes * 1e12:.0f}
-  l2_cache_size: {self.cache * _MIB}
-  shared_memory_per_core: {self.shared * 1024}
-  shared_memory_per_block: {48 * 1024}
-  shared_memory_per_block_optin: {(self.shared - 1) * 1024}
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  block_dim_limit_x: {2**31 - 1}
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-}}
-"""
+        return (Path(__file__).parent / "gpus" / self.file).read_text(encoding="utf-8")
 
 
 class Tpu(NamedTuple):
@@ -97,14 +67,14 @@ class Tpu(NamedTuple):
         return int(self.gibibytes * _GIB)
 
 
-_MIB, _GIB = 2**20, 2**30
-# Of GPUs what data sheets say, and the memory that drivers report; of TPUs what their compiler says
-# when a program is too large.
+_GIB = 2**30
+# Of GPUs the memory that drivers report, beside the numbers of data sheets in their files; of TPUs
+# what their compiler says when a program is too large.
 KINDS: Mapping[str, Gpu | Tpu] = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 85, 2.04, 40, 164),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 85, 3.35, 50, 228),
-    "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 150, 4.8, 50, 228),
-    "b200": Gpu("NVIDIA B200", (10, 0), 148, 128, 1.96, 191, 8.0, 126, 228),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 85, "a100.txtpb"),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 85, "h100.txtpb"),
+    "h200": Gpu("NVIDIA H200", 150, "h200.txtpb"),
+    "b200": Gpu("NVIDIA B200", 191, "b200.txtpb"),
     "v2": Tpu("TPU v2", 7.48, "1x1", 2),
     "v3": Tpu("TPU v3", 15.48, "1x1", 2),
     "v4": Tpu("TPU v4", 15.25, "1x1x1", 2),

@@ -11,6 +11,8 @@ The batch script relies on this, which was observed with Slurm 22.05:
 - `scontrol requeue` restarts even a job that scancel has ended, so the script looks at the state of
   its job first. The last task of an array has the number of the array as its SLURM_JOB_ID, with
   which `scontrol requeue` restarts all tasks.
+- The rules of srun for the cores of a step differ between versions of Slurm, and with it a worker
+  would get SIGTERM at the beginning of GraceTime, and compute less. The script does without.
 """
 
 import os
@@ -21,6 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 from trainer.config import ConfigError, Source
 from trainer.messages import UserError
@@ -123,13 +126,18 @@ def _seconds(time: str) -> int | None:
     return 86400 * int(days or 0) + sum(n * unit for n, unit in zip(numbers, units, strict=False))
 
 
+class _Script(Template):
+    delimiter = "@"  # because "$" is bash's own
+
+
 def batch_script(folder: Path, words: Sequence[str], workers: int, settings: SlurmSettings) -> str:
     """Returns the batch script of the workers, one in each task of the array."""
     # The folder of the sweep is absolute. `words` are what follows python in the command of a
     # worker, such as ["-m", "trainer", ...]. It must exit with 75 when a signal has stopped it
     # before the sweep is complete.
     path = os.environ.get("PYTHONPATH")
-    return _SCRIPT.format(
+    script = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
+    return _Script(script).substitute(
         options="\n".join(
             f"#SBATCH --{name}" + (f"={_quoted(value)}" if value else "")
             for name, value in _options(folder, workers, settings).items()
@@ -139,46 +147,6 @@ def batch_script(folder: Path, words: Sequence[str], workers: int, settings: Slu
         here=shlex.quote(os.getcwd()),
         command=shlex.join([sys.executable, *words]),
     )
-
-
-# Without srun, whose rules for the cores of a step differ between versions of Slurm. With it, a
-# worker would get SIGTERM at the beginning of GraceTime, and would compute less.
-_SCRIPT = """#!/bin/bash
-# Starts the workers of a sweep. Written by `python -m trainer sweep --launcher=slurm`.
-{options}
-
-trap 'interrupted=1; kill -s USR1 "$worker"' USR1
-trap 'interrupted=1' TERM
-
-# In a subshell, so that the setup changes nothing of what follows, such as the PATH. The empty line
-# ends a setup whose last line ends with a backslash.
-(
-{path}
-{setup}
-
-cd -- {here} && exec {command}
-) </dev/null &
-worker=$!
-
-# A trapped signal ends wait, but not the worker.
-interrupted=1
-while [ "$interrupted" ]; do
-    interrupted=
-    wait "$worker"
-    code=$?
-done
-
-# 138 and 143: SIGUSR1 or SIGTERM came before the worker could handle it.
-task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-case $code in 75 | 138 | 143)
-    case $(squeue --noheader --states=all --jobs="$task" --format=%T/%r) in
-    RUNNING/* | */TimeLimit)
-        echo "The worker was stopped (exit code $code); requeueing task $task."
-        scontrol requeue "$task"
-    esac
-esac
-exit $code
-"""
 
 
 def _options(folder: Path, workers: int, settings: SlurmSettings) -> dict[str, str]:

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 from trainer.messages import printable
@@ -163,45 +165,6 @@ _HEAD = 11  # characters in a line of a heading
 _CELL = 24  # characters in a line of a cell
 _CELL_OF_LONG = 48  # the same, for tables that are too long with _CELL
 
-_NEEDS = r"""% Needs, in the preamble:
-%   \usepackage[T1]{fontenc}
-%   \usepackage{booktabs}
-%   \usepackage{graphicx}
-%   \usepackage{siunitx}  % version 3 (2021) or later
-% A table that is wider than its column is made smaller. In a document of two columns, one that is
-% wider than 4/3 of a column is set over both. To choose, say before \input that \lockstepfloat is
-% table (one column) or table* (both): \newcommand{\lockstepfloat}{table*}
-"""
-_BOX = r"""\ifdefined\lockstepbox\else\newsavebox{\lockstepbox}\fi%
-\providecommand{\lockstepfloat}{\ifdim\columnwidth<\textwidth
-  \ifdim\wd\lockstepbox>1.33\columnwidth table*\else table\fi\else table\fi}%
-\sbox{\lockstepbox}{\footnotesize\setlength{\tabcolsep}{4pt}\sisetup{group-digits=integer}%
-"""
-_FLOAT = r"""\edef\lockstepname{\lockstepfloat}%
-\begin{\lockstepname}[htbp]
-  \centering
-"""
-_SHRUNK = r"""  \medskip
-
-  \ifdim\wd\lockstepbox>\linewidth
-    \resizebox{\linewidth}{!}{\usebox{\lockstepbox}}%
-  \else
-    \usebox{\lockstepbox}%
-  \fi
-\end{\lockstepname}
-"""
-_DOCUMENT = r"""% Compile in this folder: pdflatex report.tex
-\documentclass{article}
-\usepackage[T1]{fontenc}
-\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
-\usepackage[a4paper, margin=2cm]{geometry}
-\usepackage{booktabs}
-\usepackage{graphicx}
-\usepackage{siunitx}
-\begin{document}
-\sloppy
-"""
-
 
 def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str, str]:
     """Writes what a paper needs; returns name of a file without its suffix -> its text."""
@@ -228,16 +191,19 @@ def latex(report: Report, figures: Mapping[str, str] | None = None) -> dict[str,
     paths = figures or {}
     for figure in (each for each in report.figures if each.name in paths):
         caption = prose(f"{figure.title.rstrip('.')}. {figure.description}")
-        body.append(
-            "\\begin{figure}[htbp]\n  \\centering\n"
-            f"  \\includegraphics[width=0.6\\linewidth]{{{paths[figure.name]}}}\n"
-            f"  \\caption{{{caption}}}\n  \\label{{fig:{figure.name}}}\n\\end{{figure}}\n"
-        )
+        path = paths[figure.name]
+        body.append(_written("figure.tex", path=path, caption=caption, name=figure.name))
     for panel in report.panels:
         if panel.name == "methods":
             body.append("\n\\clearpage\n\\section*{Methods}\n")
             body += [f"\n{prose(text)}\n" for block in panel.blocks for text in block.text]
-    return {**files, "report": "".join([_DOCUMENT, *body, "\\end{document}\n"])}
+    return {**files, "report": _written("report.tex", body="".join(body))}
+
+
+def _written(file: str, **texts: str) -> str:
+    """Returns the text of a file of this folder, with `texts` in place of their names."""
+    template = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return Template(template).substitute(texts)
 
 
 def _caption(table: Table, block: Block) -> str:
@@ -291,12 +257,13 @@ def _float(table: Table, columns: Sequence[Typeset], caption: str) -> str:
         )
     rows = list(zip(*(column.cells for column in columns), strict=True))
     apart = "    \\addlinespace[2pt]\n" if any(_height(row) > 1 for row in rows) else ""
-    return (
-        f"{_NEEDS}{_BOX}"
-        f"  \\begin{{tabular}}{{\n{''.join(f'    {column.spec}{chr(10)}' for column in columns)}"
-        f"  }}\n    \\toprule\n{_lines(lines)}    \\midrule\n"
-        f"{apart.join(_lines([row]) for row in rows)}    \\bottomrule\n  \\end{{tabular}}}}%\n"
-        f"{_FLOAT}  \\caption{{{prose(caption)}}}\n  \\label{{tab:{table.name}}}\n{_SHRUNK}"
+    return _written(
+        "table.tex",
+        columns="".join(f"    {column.spec}\n" for column in columns),
+        heads=_lines(lines),
+        rows=apart.join(_lines([row]) for row in rows),
+        caption=prose(caption),
+        name=table.name,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from itertools import count
+from string import Template
 from typing import Any
 from urllib.parse import quote
 
@@ -29,38 +30,31 @@ _NUMERIC = {"integer", "number", "p", "share", "seconds"}
 
 def page(report: Report) -> str:
     """Returns the page of a report."""
-    panels = report.sections
-    contents = "".join(
-        f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in panels
-    )
     styles = [style(i) for i in range(len(report.arms))]
-    names = "".join(
+    colors = "".join(
         f"--a{i}:light-dark({each.color},{each.color_on_dark});" for i, each in enumerate(styles)
     )
     rules = "".join(f'[data-a="{i}"]{{--c:var(--a{i})}}' for i in range(len(styles)))
     arms = "".join(f"<li>{_arm_name(i, report.arms, True)}</li>" for i in range(len(report.arms)))
-    legend = f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else ""
     numbers = count(1)
-    body = "".join(_panel(panel, report, numbers) for panel in panels)
-    scripts = "\n".join(_packaged(name) for name in _SCRIPTS)
     verdict = "".join(f"<p>{_prose(each, report.arms)}</p>" for each in report.verdict)
-    verdict = re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", verdict)  # keeps "p = 0.01" in a line
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{xml(report.title)}</title>'
-        f'<link rel="icon" href="data:,"><style>:root{{{names}}}{rules}{_packaged("page.css")}'
-        f"</style></head><body>{_marks(report.arms)}"
-        '<a class="skip" href="#content">Skip to the content</a>'
-        '<button type="button" id="theme" hidden>Dark</button><div class="layout">'
-        f'<header><h1>{xml(report.title)}</h1><div class="verdict">{verdict}</div></header>'
-        f'<aside><nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>{legend}'
-        '</aside><main id="content">'
-        f"{body}<footer><p>{_prose(report.made)}</p></footer></main></div>"
-        '<div id="tip" role="status" aria-live="polite" hidden></div>'
-        f'<script type="application/json" id="arms">{_embedded(list(report.arms))}</script>'
-        f"<script>{scripts}</script></body></html>\n"
-    )
+    parts = {
+        "title": xml(report.title),
+        "style": f":root{{{colors}}}{rules}{_packaged('page.css')}",
+        "marks": _marks(report.arms),
+        # Keep "p = 0.01" in a line.
+        "verdict": re.sub(r" (=|&lt;) (?=\d)", "\u00a0\\1\u00a0", verdict),
+        "contents": "".join(
+            f'<li><a href="#{_id(panel)}">{xml(panel.title)}</a></li>' for panel in report.sections
+        ),
+        "legend": f'<h2>Arms</h2><ul class="arms">{arms}</ul>' if arms else "",
+        "body": "".join(_panel(panel, report, numbers) for panel in report.sections),
+        "made": _prose(report.made),
+        "arms": _embedded(list(report.arms)),
+        "scripts": "\n".join(map(_packaged, _SCRIPTS)),
+    }
+    skeleton = _packaged("page.html").replace("\n", "")
+    return f"<!DOCTYPE html>\n{Template(skeleton).substitute(parts)}\n"
 
 
 def _packaged(name: str) -> str:
@@ -191,7 +185,7 @@ def _with_arms(text: str, arms: Sequence[str]) -> str:
 
 
 def _marks(arms: Sequence[str]) -> str:
-    """Returns the markers that all figures and legends of the page use, in a drawing of no size."""
+    """Returns the markers that all figures and legends of the page use."""
     markers = "".join(map(marker, range(len(arms))))
     keys = "".join(
         f'<symbol id="k{arm}" viewBox="0 0 60 24"><path d="M0 12h60" fill="none" '
@@ -200,10 +194,7 @@ def _marks(arms: Sequence[str]) -> str:
         'stroke-width="1.5"/></symbol>'
         for arm in range(len(arms))
     )
-    return (
-        '<svg width="0" height="0" class="defs" aria-hidden="true">'
-        f"<defs>{markers}{keys}</defs></svg>"
-    )
+    return markers + keys
 
 
 def _arm_name(arm: int, arms: Sequence[str], button: bool = False) -> str:
