@@ -414,9 +414,9 @@ trainer.config.nodes trainer.config.schema trainer.config.signatures trainer.con
 trainer.config.units trainer.config.vocabulary trainer.config.wording trainer.config.yaml_reader
 trainer.config.yaml_writer trainer.diagnose trainer.engine trainer.engine.every
 trainer.engine.repeatable trainer.engine.targets trainer.messages trainer.parser trainer.report
-trainer.report.document trainer.report.figures trainer.report.figures.style trainer.report.formats
+trainer.report.document trainer.report.figures trainer.report.formats
 trainer.report.formats.latex trainer.report.formats.markdown trainer.report.html
-trainer.report.panels trainer.report.statistics trainer.report.wording trainer.studies trainer.sweep
+trainer.report.panels trainer.report.statistics trainer.studies trainer.sweep
 trainer.sweep.ablation trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders
 trainer.sweep.ladder trainer.sweep.launcher_settings trainer.sweep.local
 trainer.sweep.ray trainer.sweep.slurm trainer.sweep.spaces

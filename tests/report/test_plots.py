@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from trainer.__main__ import main
-from trainer.report.figures.style import style
+from trainer.report.figures.svg import style
 from trainer.report.plots import (
     Line,
     Points,

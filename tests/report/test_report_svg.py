@@ -9,8 +9,7 @@ import pytest
 from tests.report_documents import UNUSABLE, large_report
 from trainer.report.document import Axis, Figure, Series
 from trainer.report.figures.drawing import draw, save
-from trainer.report.figures.style import style
-from trainer.report.figures.svg import Scale, scales, svg
+from trainer.report.figures.svg import Scale, scales, style, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self, TypeVar
 
-from trainer.report.wording import p_text, shown
-
 Cell = str | int | float | None
 # "number" has four significant digits; "p" is a p value; "share" is a fraction of 1, written in
 # percent; "code" is a path or command
@@ -297,3 +295,27 @@ class Report:
         """All tables, those of the figures and of the trials included."""
         of_panels = [t for panel in self.panels for block in panel.blocks for t in block.tables]
         return [*of_panels, *(f.table for f in self.figures), *(each.table for each in self.trials)]
+
+
+def p_text(p: float) -> str:
+    """Returns a p value with two digits, or as many as keep it on its side of 0.05.
+
+    Example:
+        >>> p_text(0.0123), p_text(0.04996), p_text(0.05004), p_text(1e-7)
+        ('0.012', '0.04996', '0.05', '< 0.0001')
+    """
+    if p < 1e-4:
+        return "< 0.0001"
+    texts = (f"{p:.{digits}g}" for digits in range(2, 17))
+    return next((text for text in texts if (float(text) < 0.05) == (p < 0.05)), repr(p))
+
+
+def p_sentence(p: float) -> str:
+    """Returns a p value as a sentence has it, such as "p = 0.012" or "p < 0.0001"."""
+    text = p_text(p)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def shown(x: float) -> str:
+    """Returns a number with four significant digits."""
+    return f"{x + 0.0:.4g}".replace("-", "−")  # + 0.0 makes -0 a 0

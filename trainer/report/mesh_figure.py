@@ -9,7 +9,7 @@ from trainer.engine.explanation import BATCH, GRADIENTS, ROLES, HeldParameter, H
 from trainer.engine.memory import in_words
 from trainer.messages import plural, printable
 from trainer.report.figures.drawing import save_as
-from trainer.report.figures.style import style
+from trainer.report.figures.svg import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,6 @@ from trainer.messages import joined, plural
 from trainer.report.conditions import unlike_losses
 from trainer.report.results import ReportGoal, Workload, planned_revision
 from trainer.report.statistics import decide, estimates
-from trainer.report.wording import finite
 
 # A narrow space wins too often in searches of few trials. In simulated sweeps of equal optimizers,
 # one of which has a space a fifth as wide, a report of searches of 4 trials names a better one in
@@ -248,7 +247,7 @@ def _judged_pair(
     """Returns a pair with the decision of its looks, of which there is at least one."""
     goal, comparisons = workload.goal, workload.comparisons
     found = decide.decide([x, y], looks, goal.better, comparisons, pair.initial)
-    low, high, p = (finite(float(each[0])) for each in (found.low, found.high, found.p))
+    low, high, p = (estimates.finite(float(each[0])) for each in (found.low, found.high, found.p))
     t = "anytime-valid t test"
     if looks.planned is not None:
         t = "paired t test, then anytime-valid ones" if looks.later else "paired t test"
@@ -295,7 +294,7 @@ def _earlier_look(
     runs = [run for run in workload.finals if run.arm in pair.arms]
     until = max((run.began for run in runs if workload.unit_of(run) in units), default="")[:10]
     better = ("", pair.worse, pair.better)[side]
-    return EarlierLook(looks.last, until, better, finite(float(found.p[0])))
+    return EarlierLook(looks.last, until, better, estimates.finite(float(found.p[0])))
 
 
 def _unpaired(a: Standing, b: Standing, workload: Workload, judge: bool) -> Pair:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.messages import UserError, joined, plural
+from trainer.report.document import shown
 from trainer.report.pairs import FEWEST_TRIALS
 from trainer.report.results import Workload, number_of_pairs
 from trainer.report.statistics import decide
 from trainer.report.sweep_results import planned_units, read_sweep_results
-from trainer.report.wording import shown
 from trainer.sweep.ladder import rung_of
 from trainer.sweep.ledger import began_late, compared_known, read_ledger
 from trainer.sweep.plan import Plan, searches_of

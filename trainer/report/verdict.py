@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined, plural
 from trainer.report.conditions import conditions
+from trainer.report.document import p_sentence, shown
 from trainer.report.pairs import (
     ROUNDING,
     EarlierLook,
@@ -20,7 +21,6 @@ from trainer.report.pairs import (
 )
 from trainer.report.results import Workload, at_edge, axes_of, scans, winners_at_ends
 from trainer.report.statistics import decide
-from trainer.report.wording import p_sentence, shown
 
 _NAMED = 4  # the most arms that a sentence lists
 _LONGEST = 200  # characters of a reason

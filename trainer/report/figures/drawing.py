@@ -10,8 +10,7 @@ import numpy as np
 
 from trainer.messages import UserError, printable
 from trainer.report.document import Figure, Series
-from trainer.report.figures.style import style
-from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, wrap
+from trainer.report.figures.svg import WIDTH, Frame, frame, shortened, style, wrap
 
 if TYPE_CHECKING:  # imported where it is used: it takes long, and most commands do not draw
     from matplotlib.axes import Axes

@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from trainer.report.document import Block, Cell, Column, Figure, Panel, Report, Table, Trials
-from trainer.report.figures.style import style
-from trainer.report.figures.svg import MARKERS, dashes, legend_sample, marker, svg, xml
+from trainer.report.figures.svg import MARKERS, dashes, legend_sample, marker, style, svg, xml
 
 _STATIC_ROWS = 10  # trials that are shown without the script, and in print
 _HALF = 56  # the most characters in a row of a table that fits half the width of the page

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from trainer.messages import joined, plural
-from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, shown
 from trainer.report.pairs import Pair, Standing, standings
 from trainer.report.results import Workload
 from trainer.report.statistics import estimates
 from trainer.report.statistics.decide import NOETHER
-from trainer.report.wording import finite, shown
 from trainer.sweep.final import mean
 
 _KINDS = {
@@ -44,7 +43,7 @@ def arms_block(workload: Workload) -> Block:
         Column("trial", "trial", "integer"): lambda r: winners.get((r.arm, 0)),
         Column("units", workload.unit_plural, "integer"): lambda r: len(r.values),
         Column("without_value", "without value", "integer"): lambda r: r.valueless,
-        Column("mean", reported, "number"): lambda r: finite(r.mean.value),
+        Column("mean", reported, "number"): lambda r: estimates.finite(r.mean.value),
         Column("low", "95% from", "number"): lambda r: r.mean.low,
         Column("high", "to", "number"): lambda r: r.mean.high,
         Column("deviation", "standard deviation", "number"): lambda r: r.mean.deviation,
@@ -75,7 +74,7 @@ def _searches(workload: Workload) -> Table:
         Column("search", "search", "integer"): lambda r: r[1],
         Column("trial", "best trial", "integer"): lambda r: workload.winners.get(r),
         Column("seeds", "final seeds", "integer"): lambda r: len(runs[r]),
-        Column("mean", reported, "number"): lambda r: finite(
+        Column("mean", reported, "number"): lambda r: estimates.finite(
             workload.units_of(r[0]).get(r[1], math.nan)
         ),
         Column("selected_mean", f"mean {goal.metric}, {goal.select_on}", "number"): selected,
@@ -159,7 +158,7 @@ def pairs_block(workload: Workload, pairs: Sequence[Pair]) -> Block:
     columns: Columns[Pair] = {
         Column("arm", "arm"): lambda r: r.better,
         Column("against", "against"): lambda r: r.worse,
-        Column("difference", "difference", "number"): lambda r: finite(r.difference),
+        Column("difference", "difference", "number"): lambda r: estimates.finite(r.difference),
         Column("low", "95% from", "number"): lambda r: r.low,
         Column("high", "to", "number"): lambda r: r.high,
         Column("deviations", "in standard deviations", "number"): lambda r: (

@@ -13,12 +13,11 @@ from statistics import linear_regression
 from typing import Any, Literal, NamedTuple
 
 from trainer.messages import joined, plural
-from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, shown
 from trainer.report.pairs import reason_not_to_judge
 from trainer.report.results import Result, Workload, edge_of, number_of, spans_decades
 from trainer.report.statistics.decide import LEVEL
 from trainer.report.statistics.estimates import Estimate, mean_interval
-from trainer.report.wording import shown
 from trainer.sweep.ladder import RETUNED, PlannedLadder
 
 _FEWEST_TO_FIT = 3  # rungs through which a power law is drawn

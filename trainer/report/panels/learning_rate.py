@@ -9,8 +9,7 @@ import numpy as np
 from trainer.messages import joined
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
 from trainer.report.results import Scan, Workload, at_edge, number_of, scans, spans_decades
-from trainer.report.statistics.estimates import mean_interval, sensitivity
-from trainer.report.wording import finite
+from trainer.report.statistics.estimates import finite, mean_interval, sensitivity
 from trainer.sweep.spaces import Bounds
 
 _NOTE = (

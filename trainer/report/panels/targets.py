@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.messages import joined, plural
-from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, shown
 from trainer.report.pairs import standings
 from trainer.report.results import Result, Workload
 from trainer.report.statistics import scores
-from trainer.report.statistics.estimates import one_sample
-from trainer.report.wording import finite, shown
+from trainer.report.statistics.estimates import finite, one_sample
 from trainer.sweep import target_rule
 from trainer.sweep.target_rule import Reached, TargetRule
 

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.messages import joined
-from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table
+from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, shown
 from trainer.report.results import Result, Workload, point_values, spans_decades
 from trainer.report.statistics import best_of_k
-from trainer.report.wording import shown
 from trainer.sweep.halving import Cut
 
 _BANDS = 2  # arms whose bands are drawn; more would hide each other

@@ -278,3 +278,8 @@ def edge(values: ArrayLike, best_index: int, low: float, high: float, log: bool)
     best = min(max(float(array[best_index]), low), high)  # the range may have been changed later
     place = math.log(best / low) / math.log(high / low) if log else (best - low) / (high - low)
     return "low" if place <= _EDGE else "high" if place >= 1 - _EDGE else None
+
+
+def finite(value: float) -> float | None:
+    """Returns a number, None if it is not finite."""
+    return value if math.isfinite(value) else None
