@@ -16,20 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import optim
 from optim.dtypes import widen
 from optim.paths import flatten
 from trainer.config import Builder, Config, ConfigError
 from trainer.config.full import complete
-from trainer.engine.experiment import as_optimizer, with_place
-from trainer.engine.mesh import ambient, replicated
+from trainer.engine.experiment import as_optimizer
 from trainer.engine.plan import make_plan
 from trainer.engine.program import Program, find_inputs, load_located
-from trainer.engine.step import State, StepMetrics, shadow_step
+from trainer.engine.step import ShadowedStep, StepMetrics
 from trainer.messages import UserError, joined, plural, table
 from trainer.report.document import Axis, Block, Cell, Column, Figure, Panel, Report, Series, Table
 from trainer.sweep.confounders import WITHOUT_EFFECT, arguments, differing_arguments
-from trainer.train.continuation import begin_with
+from trainer.train.continuation import begin_with, trace_shadow
 
 # What changes neither the points that a run visits nor the gradients there.
 FREE = ("optimizer", "ema_decay", "eval_every", "metrics", "train_metrics", *WITHOUT_EFFECT)
@@ -236,46 +234,28 @@ class Shadow:
         self.ended = ""
         self._batches = program.feed.batches(0)
         self._hyperparams = self.other.inputs.pack()
-        self._compared = self._compile(other)
+        traced = trace_shadow(program, self.other, other, self._compare)
+        self._compared = traced.lower().compile()
         if program.experiment.warm_start is None:
             self.state = program.init()
         else:
             self.state = begin_with(program, config, vocabulary).first_state(program)
         self.opt_state = self.other.first_opt_states()(self.state.params, self._hyperparams)
 
-    def _compile(self, other: Config) -> Any:
-        """Compiles `_compare`; raises ConfigError if the other optimizer cannot follow the run."""
-        opt_state = self.other.abstract_state().opt_state
-        whole = replicated(self.program.mesh)
-        out = jax.tree.map(lambda x: x.sharding, opt_state), whole, whole
-        compare = jax.jit(self._compare, donate_argnums=1, out_shardings=out)
-        arguments = self._hyperparams, self.program.feed.abstract_batch()
-        try:
-            traced = compare.trace(self.program.abstract_state(), opt_state, *arguments)
-        except optim.GroupError as error:
-            raise with_place(error, other) from error
-        return traced.lower().compile()
-
-    def _compare(
-        self, state: State, opt_state: Any, hyperparams: Any, batch: Any
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        """Returns the next state of the other optimizer, the products of the step and its loss."""
-        experiment = self.program.inputs.insert(self.program.experiment, state.hyperparams)
-        other = self.other.inputs.insert(self.other.experiment, hyperparams).optimizer
-        with ambient(self.program.mesh, self.program.sharding.axes_of(state.params)):
-            found = shadow_step(experiment, other, state, opt_state, batch)
+    def _compare(self, found: ShadowedStep) -> tuple[jax.Array, jax.Array]:
+        """Returns the products of a step and its loss."""
         own, theirs, zero = found.own.updates, found.other.updates, jnp.zeros(())
         products = [
             _products(own.get(path, zero), theirs.get(path, zero), found.grads[path])
             for path in self.paths
         ]
-        return found.opt_state, jnp.stack(products), found.loss
+        return jnp.stack(products), found.loss
 
     def advance(self) -> tuple[jax.Array, jax.Array, StepMetrics]:
         """Compares the updates of the next step, and then makes it, asynchronously."""
         # Returns products [parameters, 9], the loss before the step, and the metrics of the step.
         batch = next(self._batches)
-        self.opt_state, products, loss = self._compared(
+        self.opt_state, (products, loss) = self._compared(
             self.state, self.opt_state, self._hyperparams, self.program.feed.to_devices(batch)
         )
         if self.program.simulated:

@@ -18,9 +18,9 @@ from trainer import checkpoint
 from trainer import config as configs
 from trainer.checkpoint.reading import place_on_devices
 from trainer.engine.experiment import with_place
-from trainer.engine.mesh import ambient
+from trainer.engine.mesh import ambient, replicated
 from trainer.engine.program import Program, load_located
-from trainer.engine.step import State, shadow_step
+from trainer.engine.step import ShadowedStep, State, shadow_step
 from trainer.messages import plural
 from trainer.train.rollback import Counters, counters_of
 from trainer.train.trained import restore_of, to_save, with_hyperparams
@@ -243,6 +243,30 @@ def begin_with(
     return WarmStart(program, config)
 
 
+def trace_shadow(
+    run: Program, other: Program, config: configs.Config | None, read: Callable[[ShadowedStep], Any]
+) -> jax.stages.Traced:
+    """Traces a function that advances the optimizer of `other` beside a run, which it leaves."""
+    # It takes the state of the run, and the state (donated) and hyperparameters of the other
+    # optimizer, and a batch; it returns the next state of that optimizer, and what `read` returns.
+    # `config` is that of `other`: raises ConfigError if its optimizer cannot follow the run.
+
+    def follow(state: State, opt_state: Any, hyperparams: Any, batch: Any) -> tuple[Any, Any]:
+        experiment = run.inputs.insert(run.experiment, state.hyperparams)
+        optimizer = other.inputs.insert(other.experiment, hyperparams).optimizer
+        with ambient(run.mesh, run.sharding.axes_of(state.params)):
+            found = shadow_step(experiment, optimizer, state, opt_state, batch)
+        return found.opt_state, read(found)
+
+    opt_state, batch = other.abstract_state().opt_state, run.feed.abstract_batch()
+    out = jax.tree.map(lambda x: x.sharding, opt_state), replicated(run.mesh)
+    follow = jax.jit(follow, donate_argnums=1, out_shardings=out)
+    try:
+        return follow.trace(run.abstract_state(), opt_state, other.inputs.pack(), batch)
+    except optim.GroupError as error:
+        raise with_place(error, config) from error
+
+
 class SharedPath:
     """The last `count` steps of the run in a folder before the checkpoint of a step."""
 
@@ -299,22 +323,7 @@ class SharedPath:
 
     def check(self, program: Program, config: configs.Config | None) -> None:
         """Raises ConfigError if the optimizer of a program cannot follow another run."""
-        run = self._program
-
-        def next_opt_state(state: State, opt_state: Any, hyperparams: Any, batch: Any) -> Any:
-            experiment = run.inputs.insert(run.experiment, state.hyperparams)
-            other = program.inputs.insert(program.experiment, hyperparams).optimizer
-            with ambient(run.mesh, run.sharding.axes_of(state.params)):
-                return shadow_step(experiment, other, state, opt_state, batch).opt_state
-
-        opt_state = program.abstract_state().opt_state
-        shardings = jax.tree.map(lambda x: x.sharding, opt_state)
-        step = jax.jit(next_opt_state, donate_argnums=1, out_shardings=shardings)
-        inputs, batch = program.inputs.pack(), run.feed.abstract_batch()
-        try:
-            self._traced = step.trace(run.abstract_state(), opt_state, inputs, batch)
-        except optim.GroupError as error:
-            raise with_place(error, config) from error
+        self._traced = trace_shadow(self._program, program, config, lambda _: ())
 
     def follow(self, program: Program, init: Callable[[Any, Any], Any]) -> Any:
         """Computes the state of the optimizer of a program after the steps."""
@@ -338,7 +347,8 @@ class SharedPath:
         batches = run.feed.batches(self._first + self._skipped)
         for _ in range(self._first, self._step):
             batch = next(batches)
-            opt_state = self._advance(state, opt_state, hyperparams, run.feed.to_devices(batch))
+            there = run.feed.to_devices(batch)
+            opt_state, _ = self._advance(state, opt_state, hyperparams, there)
             if run.simulated:
                 jax.block_until_ready(opt_state)
             state, [metrics] = run.advance(state, [batch])
