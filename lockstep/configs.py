@@ -16,7 +16,7 @@ from trainer.config.edit import config_of_tree, without
 from trainer.config.tree import child_trees
 from trainer.config.vocabulary import RUN
 from trainer.config.wording import known_names, nearest
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 
 
 class Recorder:
@@ -332,10 +332,8 @@ def as_vocabulary(vocabulary: Packages) -> tuple[str, ...]:
 
 def write_text(file: str | PathLike[str], text: str) -> None:
     """Writes a text into a file; raises UserError if it cannot be written."""
-    try:
+    with refuse_os_errors(f"{fspath(file)} cannot be written"):
         Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{fspath(file)} cannot be written: {error.strerror}.") from error
 
 
 def _html(key: Any, tree: Any, depth: int) -> str:

@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 # Exit codes. 75 is EX_TEMPFAIL of sysexits.h: start the same command again.
 DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
@@ -35,6 +36,16 @@ class UserError(ValueError):
     def _render_traceback_(self) -> list[str]:
         """Returns what a notebook prints in place of a hundred lines of traceback."""
         return [f"{type(self).__name__}: {self}"]
+
+
+@contextmanager
+def refuse_os_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Raises UserError for an OSError within: the problem, its reason, and advice."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{problem}: {error.strerror or error}."
+        raise UserError(f"{reason} {advice}".rstrip()) from error
 
 
 def check_positive(function: str, **numbers: int | None) -> None:

@@ -8,7 +8,7 @@ from trainer import config as configs
 from trainer.cli.resolving import ignore_optimizer_warnings, search_paths
 from trainer.cli.terminal import show
 from trainer.diagnose import compare
-from trainer.messages import DONE, UserError, printable, table
+from trainer.messages import DONE, UserError, printable, refuse_os_errors, table
 
 _LONGEST = 200  # characters of a line of a diff in the terminal
 
@@ -118,10 +118,8 @@ def _diff_lines(found: Sequence[str], longest: int, file: str | None) -> list[st
         return ["Their operations are equal line by line, but take other values."]
     where = "--diff=FILE writes all"
     if file:
-        try:
+        with refuse_os_errors(f"--diff={file} cannot be written"):
             Path(file).write_text("\n".join(found) + "\n")
-        except OSError as error:
-            raise UserError(f"--diff={file} cannot be written: {error.strerror}.") from error
         where = f"all are in {file}"
     shown = [line[:_LONGEST] + ("..." if len(line) > _LONGEST else "") for line in found]
     if len(found) <= longest:

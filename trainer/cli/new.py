@@ -23,7 +23,7 @@ from trainer.config import Call, Config, Source, Tree, join, yaml_writer
 from trainer.config.files import SHIPPED
 from trainer.config.vocabulary import SWEEP, Vocabulary
 from trainer.config.wording import known_names, listing
-from trainer.messages import DONE, UserError, joined, plural
+from trainer.messages import DONE, UserError, joined, plural, refuse_os_errors
 from trainer.sweep.confounders import SCALES
 
 _TEMPLATES = Path(__file__).parent.parent / "shipped" / "new"
@@ -404,12 +404,10 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     """Writes files into a new folder; UserError if it exists or cannot be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists, and nothing in it is changed: name a new folder.")
-    try:
+    with refuse_os_errors(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}.") from error
 
 
 def _next(commands: Sequence[str], options: str) -> None:

@@ -17,7 +17,7 @@ from trainer.config.full import complete
 from trainer.config.tree import child_trees, join, same, walk
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.config.wording import brief
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.workdir import check_files, fingerprint_differences, read_record
 from trainer.writers import read_metrics
 from trainer.writers.lines import PREFIXES
@@ -57,11 +57,9 @@ def read_side(path: str, search_paths: Sequence[str] = ()) -> Side:
     if not (folder / "config.yaml").exists():
         raise UserError(f"{path} has no config.yaml: {_what_else(folder)}")
     metrics = folder / "metrics.jsonl"
-    try:
+    with refuse_os_errors(f"{path} cannot be read"):
         record = read_record(folder / "run.json") or {}
         rows = read_metrics(metrics) if metrics.exists() else []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     config = _load(str(folder / "config.yaml"), search_paths)
     return Side(path, config, True, record.get("fingerprint", {}), rows)
 

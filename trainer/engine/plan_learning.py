@@ -283,21 +283,19 @@ def _splits(data: Any, first: Mapping[str, Batch]) -> Iterator[_Split]:
     """Yields the splits of a data set, the training split first."""
     if (held := getattr(data, "split_arrays", None)) is not None:
         for split in ("train", *split_sizes(data)):
+            name = "training" if split == "train" else split
             with calling("data"):
-                found = _sampled("training" if split == "train" else split, held[split])
+                arrays = held[split]
+                total = len(next(iter(arrays.values())))
+                bytes_each = sum(x.nbytes for x in arrays.values()) / max(total, 1)
+                most = max(1, min(_MOST_EXAMPLES, int(_MOST_BYTES / max(bytes_each, 1))))
+                apart = math.ceil(total / most)
+                found = _counted(name, {key: x[::apart] for key, x in arrays.items()}, apart)
             yield found
         return
     yield _counted("training", read_batch(data, 0), None)
     for split, evaluated in first.items():
         yield _counted(split, evaluated, None)
-
-
-def _sampled(name: str, arrays: Mapping[str, Any]) -> _Split:
-    total = len(next(iter(arrays.values())))
-    bytes_each = sum(x.nbytes for x in arrays.values()) / max(total, 1)
-    most = max(1, min(_MOST_EXAMPLES, int(_MOST_BYTES / max(bytes_each, 1))))
-    apart = math.ceil(total / most)
-    return _counted(name, {key: x[::apart] for key, x in arrays.items()}, apart)
 
 
 def _counted(name: str, arrays: Mapping[str, Any], apart: int | None) -> _Split:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer import config as configs
-from trainer.messages import UserError, joined, plural
+from trainer.messages import UserError, joined, plural, refuse_os_errors
 from trainer.report.conditions import read_run_config
 from trainer.report.plots import Line, combine, read_points
 from trainer.report.results import MISSING, ReportGoal, Result, Workload, with_outcome
@@ -124,10 +124,8 @@ def _goal(
 
 def _result(name: str, arm: str) -> Result:
     folder = Path(name)
-    try:
+    with refuse_os_errors(f"{folder} cannot be read"):
         record = read_record(folder / "run.json") or {}
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read: {error.strerror}.") from error
     summary = read_summary(folder) or MISSING
     seed, steps = record.get("fingerprint", {}).get("seed", 0), summary.steps or 0
     first = summary.first_step or 0

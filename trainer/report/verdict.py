@@ -61,7 +61,14 @@ def _verdict(workload: Workload, pairs: Sequence[Pair]) -> str:
         return " ".join([text, *_limits(workload)])
     writer = _Writer(workload, pairs)
     if not any(pair.looks for pair in pairs):
-        return _unjudged(workload, ordered)
+        why = reason_not_to_judge(workload) or _progress(workload, ordered)
+        means = ", ".join(
+            f"{each.arm} {shown(each.mean.value)}"
+            if math.isfinite(each.mean.value)
+            else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
+            for each in ordered
+        )
+        return " ".join([f"{why} The mean {workload.goal.words}: {means}.", *_limits(workload)])
     if workload.ablated:
         return writer.ablation()
     beaten = {pair.worse for pair in pairs if pair.decided}
@@ -461,18 +468,6 @@ def _typical(workload: Workload, against: Sequence[Pair]) -> str:
             " first step is not."
         )
     return text
-
-
-def _unjudged(workload: Workload, ordered: Sequence[Standing]) -> str:
-    """Returns the means, and why there is no verdict."""
-    why = reason_not_to_judge(workload) or _progress(workload, ordered)
-    means = ", ".join(
-        f"{each.arm} {shown(each.mean.value)}"
-        if math.isfinite(each.mean.value)
-        else f"{each.arm} without a mean ({each.valueless} of {len(each.values)} have no value)"
-        for each in ordered
-    )
-    return " ".join([f"{why} The mean {workload.goal.words}: {means}.", *_limits(workload)])
 
 
 def _progress(workload: Workload, ordered: Sequence[Standing]) -> str:

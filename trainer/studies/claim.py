@@ -17,7 +17,7 @@ import trainer
 from trainer import config as configs
 from trainer.config.wording import listing
 from trainer.engine.program import load_located
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
 from trainer.report.results import Result
@@ -109,15 +109,13 @@ def write_claim(folder: Path, file: Path) -> Claim:
         )
     claim = _claim_of(folder, reader.plan, evidence, _results(folder))
     text = (json.dumps(as_json(claim), indent=1) + "\n").encode()
-    try:
+    with refuse_os_errors(f"{file} cannot be written"):
         if file.exists() and read_regular(file) != text:
             raise UserError(
                 f"{file} exists and is another claim, which may have been published: name a new"
                 " file with --output=FILE, or remove it."
             )
         replace_file(file, text)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}.") from error
     return claim
 
 

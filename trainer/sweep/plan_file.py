@@ -20,7 +20,7 @@ from typing import Any, NotRequired, TypedDict, get_type_hints
 
 from trainer.config import Config, ConfigError, diff, dump, load
 from trainer.config.wording import brief, listing
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.sweep.asked import Asks
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import note_code
@@ -146,15 +146,12 @@ def writing(folder: Path, locks: Mode = "flock") -> Iterator[None]:
     from trainer.workdir.folder import make
 
     make(folder)
-    try:
-        with Presence(folder, locks) as presence, presence.exclusive():
+    problem = f"The folder of the sweep {folder} cannot be written"
+    advice = "Choose another --workdir, or free space for this one."
+    with refuse_os_errors(problem, advice), Presence(folder, locks) as presence:
+        with presence.exclusive():
             remove_temporaries(folder)
             yield
-    except OSError as error:
-        raise UserError(
-            f"The folder of the sweep {folder} cannot be written: {error.strerror}. Choose another"
-            " --workdir, or free space for this one."
-        ) from error
 
 
 def check_same(folder: Path, definition: Definition, plan: Plan) -> bool:
@@ -195,17 +192,13 @@ def _strangers(folder: Path, definition: Definition, plan: Plan) -> list[str]:
         return []
     from trainer.workdir.folder import unknown_names
 
-    try:
+    with refuse_os_errors(f"The workdir {folder} cannot be read", "Choose another --workdir."):
         strangers = unknown_names(folder, _OWN_NAMES)
         strangers += [
             name
             for name, text in files_of(definition, plan).items()
             if (folder / name).exists() and read_regular(folder / name) != text.encode()
         ]
-    except OSError as error:
-        raise UserError(
-            f"The workdir {folder} cannot be read: {error.strerror}. Choose another --workdir."
-        ) from error
     return strangers
 
 

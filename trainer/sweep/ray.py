@@ -33,7 +33,7 @@ from typing import Any
 
 from trainer.config import ConfigError, Source
 from trainer.config.wording import known_names, shorten
-from trainer.messages import FAILED, MISTAKE, STOPPED, UserError, plural
+from trainer.messages import FAILED, MISTAKE, STOPPED, UserError, plural, refuse_os_errors
 from trainer.sweep import launcher_settings, local
 from trainer.train.signals import StopSignals
 
@@ -270,12 +270,10 @@ class _Launch:
 
     def run(self, count: int, signals: StopSignals) -> int:
         """Runs the workers until all have ended; returns an exit code."""
-        try:
+        with refuse_os_errors(f"{self._logs} cannot be written"):
             self._logs.mkdir(exist_ok=True)
             for number in range(1, count + 1):
                 self._file(number).touch()
-        except OSError as error:
-            raise UserError(f"{self._logs} cannot be written: {error.strerror}.") from None
         tasks = {self._submit(number): number for number in range(1, count + 1)}
         codes: list[int] = []
         stopped = False

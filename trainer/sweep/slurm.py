@@ -26,7 +26,7 @@ from pathlib import Path
 from string import Template
 
 from trainer.config import ConfigError, Source
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.sweep import launcher_settings
 
 # Options of sbatch that are not settings, and why.
@@ -177,7 +177,7 @@ def submit(
     # The workers run with this Python, in the current folder, with the current PYTHONPATH. Raises
     # UserError if the script cannot be written, there is no sbatch, or sbatch refuses the array.
     _check_setup(settings.setup)
-    try:
+    with refuse_os_errors(f"{folder}/slurm/workers.sh cannot be written"):
         place = Path(folder).absolute()
         # Slurm replaces no %A in a path with a backslash, and has no quotes for a line break.
         if "\\" in str(place) or not str(place).isprintable():
@@ -186,8 +186,6 @@ def submit(
         file.parent.mkdir(exist_ok=True)
         file.write_text(batch_script(place, words, workers, settings), encoding="utf-8")
         file.chmod(0o755)
-    except OSError as error:
-        raise UserError(f"{folder}/slurm/workers.sh cannot be written: {error.strerror}.") from None
     options = _options(place, workers, settings)
     # Given here too, because variables of sbatch, such as SBATCH_PARTITION, override the script.
     given = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]

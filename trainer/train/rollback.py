@@ -8,6 +8,7 @@ way are applied again as rollbacks.json lists them.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from trainer.engine.step import State
-from trainer.messages import UserError
+from trainer.messages import refuse_os_errors
 from trainer.train.nonfinite import Log, RetriedFile, Write
 from trainer.writers.json_files import read_json
 
@@ -128,12 +129,8 @@ def apply_rollback(state: State, counters: Counters | None) -> State:
 
 def read_rollbacks(folder: Path) -> dict[int, Counters]:
     """Reads step -> counters from rollbacks.json, {} if absent; raises UserError if damaged."""
-    try:
-        rows = read_json(folder / ROLLBACKS_FILE, list[_Row], _ADVICE)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise UserError(
-            f"{folder / ROLLBACKS_FILE} cannot be read: {error.strerror}. {_ADVICE.capitalize()}"
-        ) from error
+    file, rows = folder / ROLLBACKS_FILE, []
+    unreadable = refuse_os_errors(f"{file} cannot be read", _ADVICE.capitalize())
+    with unreadable, suppress(FileNotFoundError):
+        rows = read_json(file, list[_Row], _ADVICE)
     return {row["step"]: Counters(*(row[key] for key in _KEYS)) for row in rows}

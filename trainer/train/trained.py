@@ -21,7 +21,7 @@ from trainer.engine.experiment import Experiment, as_model
 from trainer.engine.mesh import replicated
 from trainer.engine.program import Program, load_located
 from trainer.engine.step import State
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.models.model import LanguageModel
 from trainer.protocols import Tokenizer
 from trainer.workdir import check_files
@@ -169,13 +169,11 @@ def read_tokenizer(folder: Path, config: Config, vocabulary: Sequence[str] = ())
 def trained_length(folder: Path) -> int | None:
     """Returns how many tokens the examples of a run had, from its rows; None if no row has it."""
     # Raises UserError if metrics.jsonl cannot be read.
-    try:
+    with refuse_os_errors(f"The metrics of {folder} cannot be read"):
         for row in writers.iterate_metrics(folder, "tokens"):
             tokens, examples = row.get("tokens"), row.get("examples")
             if isinstance(tokens, int) and isinstance(examples, int) and examples > 0:
                 return tokens // examples
-    except OSError as error:
-        raise UserError(f"The metrics of {folder} cannot be read: {error.strerror}.") from error
     return None
 
 

@@ -24,7 +24,7 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.manager import step_directories
 from trainer.checkpoint.reading import check_saved_files
 from trainer.config.wording import listing
-from trainer.messages import UserError
+from trainer.messages import UserError, refuse_os_errors
 from trainer.workdir.fingerprint import (
     Change,
     as_changes,
@@ -245,7 +245,8 @@ class Workdir:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"The workdir {self.path} is a file. Choose another --workdir.")
         check_files(self.path)
-        try:
+        problem = f"The workdir {self.path} cannot be read"
+        with refuse_os_errors(problem, "Choose another --workdir."):
             if not self._holds_results() and self.path.exists():
                 check_only_run_files(self.path)
             record = read_record(self.run_file)
@@ -260,10 +261,6 @@ class Workdir:
                     "they were made with is unknown. Choose another --workdir."
                 )
             begun = holds_steps(self.path)
-        except OSError as e:
-            raise UserError(
-                f"The workdir {self.path} cannot be read: {e.strerror}. Choose another --workdir."
-            ) from e
         if begun:
             refuse_config(self.path, changes, allowed)
         differing = as_changes(changes)
@@ -313,12 +310,8 @@ def check_name(path: str | os.PathLike[str]) -> None:
 
 def make(path: Path) -> None:
     """Creates a workdir, which may exist, with permissions 0700; raises UserError if it fails."""
-    try:
+    with refuse_os_errors(f"The workdir {path} cannot be made", "Choose another --workdir."):
         make_folder(path, mode=0o700)
-    except OSError as e:
-        raise UserError(
-            f"The workdir {path} cannot be made: {e.strerror}. Choose another --workdir."
-        ) from e
 
 
 # What the folder has already.
