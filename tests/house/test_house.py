@@ -418,7 +418,7 @@ trainer.report.document trainer.report.figures trainer.report.formats
 trainer.report.formats.latex trainer.report.formats.markdown trainer.report.html
 trainer.report.panels trainer.report.statistics trainer.studies trainer.sweep
 trainer.sweep.ablation trainer.sweep.arm_paths trainer.sweep.branch trainer.sweep.confounders
-trainer.sweep.ladder trainer.sweep.launcher_settings trainer.sweep.local
+trainer.sweep.ladder trainer.sweep.local
 trainer.sweep.ray trainer.sweep.slurm trainer.sweep.spaces
 trainer.sweep.tuned trainer.sweep.warning_text trainer.train trainer.train.peers
 trainer.train.runtime trainer.train.signals trainer.train.watchdog

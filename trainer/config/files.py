@@ -4,10 +4,11 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainer.config import wording
 from trainer.config.edit import merge, override
@@ -374,3 +375,50 @@ class _FileReader:
         """Returns whether the command names a folder above a file, with links followed first."""
         real = os.path.realpath(file)
         return any(os.path.commonpath([real, folder]) == folder for folder in self._quotable)
+
+
+class Setting(NamedTuple):
+    """A value and where it was given: a value of YAML, or the text of the command line."""
+
+    value: Any
+    source: Source
+
+    def text(self, key: str) -> str:
+        """Returns a string or a number as text; raises ConfigError for another value."""
+        if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
+            why = f"must be a string or a number, got {describe(self.value)}."
+            raise ConfigError(f"The value of {key} {why}", self.source)
+        return str(self.value)
+
+
+def read_settings(
+    option: str,
+    file: str | None,
+    texts: Sequence[str],
+    named: Callable[[str, Source], str],
+    example: tuple[str, str],
+) -> dict[str, Setting]:
+    """Reads the settings of a launcher: a YAML file, and those of the command line over it."""
+    # `option` is that of the command line, such as "--slurm". `named` takes a key and its source,
+    # and returns the name of the setting. `example` is a key with a value. Raises ConfigError if
+    # the file cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
+    values: dict[str, Setting] = {}
+    if file is not None:
+        from trainer.config import yaml_reader
+
+        content, _ = read_text(file, None)
+        root = yaml_reader.read(content, Source(file, 1))
+        if root is None or not isinstance(root.value, dict):
+            why = f"This must be a mapping, such as {': '.join(example)}."
+            raise ConfigError(why, Source(file, 1))
+        for key, node in root.value.items():
+            if (name := named(str(key), node.argument_source)) in values:
+                raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
+            values[name] = Setting(plain(node), node.source)
+    for text in texts:
+        source = Source(f"{option} {text}")
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"A setting is KEY=VALUE, such as {'='.join(example)}.", source)
+        values[named(key, source)] = Setting(value, source)
+    return values

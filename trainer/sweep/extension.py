@@ -20,6 +20,7 @@ from trainer.config import Call, Config, ConfigError, Tree, load
 from trainer.config.vocabulary import SWEEP
 from trainer.config.wording import listing
 from trainer.messages import UserError, printable, table
+from trainer.sweep import plan_file
 from trainer.sweep.branch import PlannedBranch
 from trainer.sweep.code_changes import changed_hashes, note_code
 from trainer.sweep.final import FINAL_FILE, ArmSearch
@@ -34,21 +35,6 @@ from trainer.sweep.plan import (
     refuse_unequal,
     seed_of_search,
     trial_entry,
-)
-from trainer.sweep.plan_file import (
-    changed,
-    config_line,
-    files_of,
-    first_other,
-    linked_in,
-    plan_differences,
-    plan_of,
-    read_plan,
-    revision_changes,
-    revision_of,
-    shown_part,
-    write_revisions,
-    writing,
 )
 from trainer.sweep.presence import Mode
 from trainer.sweep.reading import AbsentArm, ArmConfig, Definition, read_sweep
@@ -82,19 +68,20 @@ def write_extension(
     # may allow by "code", the folder cannot be written, or another process extended the sweep
     # meanwhile.
     folder = folder.absolute()
-    read_plan(folder)  # before the lock, which would create the folder
-    with writing(folder, locks):
-        stored, ledger = read_plan(folder), LedgerWriter(folder)
+    plan_file.read_plan(folder)  # before the lock, which would create the folder
+    with plan_file.writing(folder, locks):
+        stored, ledger = plan_file.read_plan(folder), LedgerWriter(folder)
         changed_hashes(folder, ledger, code or {}, allow_changed)
         revision = make_extension(folder, stored, definition, plan)
         fence = partial(_check_not_extended, folder, stored)
-        texts, file = files_of(definition, plan), folder / f"sweep.{stored.revision + 1}.yaml"
+        texts = plan_file.files_of(definition, plan)
+        file = folder / f"sweep.{stored.revision + 1}.yaml"
         replace_file(file, texts["sweep.yaml"].encode(), fence)
         for name in revision["arms"]:
             if name not in stored.arms:
                 file = f"arms/{name}.yaml"
                 replace_file(folder / file, texts[file].encode(), fence)
-        write_revisions(folder, [*stored.revisions, revision], fence)
+        plan_file.write_revisions(folder, [*stored.revisions, revision], fence)
         ledger.add_plan(stored.revision + 1, revision["digest"])
         note_code(folder, ledger, code or {}, allow_changed)
     return stored, revision
@@ -102,7 +89,7 @@ def write_extension(
 
 def _check_not_extended(folder: Path, stored: Plan) -> None:
     """Raises UserError if another process extended the sweep, because it took this one for dead."""
-    if read_plan(folder).digest != stored.digest:
+    if plan_file.read_plan(folder).digest != stored.digest:
         raise UserError(
             f"The sweep in {folder} was extended by another process just now. Nothing was added:"
             " start the same command again to add to that."
@@ -144,7 +131,7 @@ def make_extension(
         reasons=tuple(line for line in plan.reasons if line not in stored.reasons),
         vocabulary=tuple(dict.fromkeys([*stored.vocabulary, *plan.vocabulary])),
     )
-    return revision_of(
+    return plan_file.revision_of(
         fresh,
         trials=[trial_entry(trial) for trial in added],
         known=_known_results(folder, stored.by_name.keys()),
@@ -178,24 +165,25 @@ def _changes(stored: Plan, plan: Plan) -> list[str]:
     lines, content, last = [], plan.content(), stored.revisions[-1]
     for name, arm in stored.arms.items():
         if name in plan.arms:
-            lines += config_line(name, arm.config, plan.arms[name].config)
+            lines += plan_file.config_line(name, arm.config, plan.arms[name].config)
             if arm.asks != plan.arms[name].asks:  # its earlier results are of the old ones
                 both = last["arms"][name], content["arms"][name]
-                texts = changed(*both, ("method", "space"))
+                texts = plan_file.changed(*both, ("method", "space"))
                 lines += [f"{key} of {name}: {text}" for key, text in texts.items()]
         else:
             lines.append(f"arm {name}: present -> (absent)")
     fixed = ["seeds"] if any(arm.asks for arm in stored.arms.values()) else []
-    for key, text in changed(last, content, ("seeds", "final_seeds")).items():
+    for key, text in plan_file.changed(last, content, ("seeds", "final_seeds")).items():
         if key in fixed or not set(last[key]) <= set(content[key]):
             lines.append(f"{key.replace('_', ' ')}: {text}")
     if plan.offsets[: len(stored.offsets)] != stored.offsets:
         both = ((last["arms"][name], content["arms"].get(name, {})) for name in stored.arms)
-        methods = [text for arms in both for text in changed(*arms, ("method",)).values()]
+        methods = [text for arms in both for text in plan_file.changed(*arms, ("method",)).values()]
         counts = f"searches: {len(stored.offsets)} -> {len(plan.offsets)}"
         lines += [f"method: {text}" for text in dict.fromkeys(methods)] or [counts]
-    entries = changed(last, content, ("checkpoints", "vmap", "looks", "skewed", "segments"))
-    of_goal = changed(last["goal"], content["goal"], ("metric", "mode", "select_on"))
+    keys = "checkpoints", "vmap", "looks", "skewed", "segments"
+    entries = plan_file.changed(last, content, keys)
+    of_goal = plan_file.changed(last["goal"], content["goal"], ("metric", "mode", "select_on"))
     lines += [f"{key}: {text}" for key, text in entries.items()]
     return lines + [f"goal.{key}: {text}" for key, text in of_goal.items()]
 
@@ -216,9 +204,8 @@ def _extended_points(
     if lost := [number for number, values in old.items() if _key(values) not in theirs]:
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         name = f"{arm.name}/{point_name(search, lost[0])}"
-        return {}, [
-            f"trial {name} ({shown_part(encoded(old[lost[0]]))}){more}: present -> (absent)"
-        ]
+        values = plan_file.shown_part(encoded(old[lost[0]]))
+        return {}, [f"trial {name} ({values}){more}: present -> (absent)"]
     fresh = [values for values in new.values() if _key(values) not in keys]
     return old | dict(enumerate(fresh, len(old))), []
 
@@ -226,7 +213,7 @@ def _extended_points(
 def _refuse_nothing(folder: Path, stored: Plan, content: Mapping[str, Any]) -> None:
     last = stored.revisions[-1]["arms"]
     arms = content["arms"].items()
-    spaces = [name for name, arm in arms if changed(last[name], arm, ("method", "space"))]
+    spaces = [name for name, arm in arms if plan_file.changed(last[name], arm, ("method", "space"))]
     text = f"The file adds nothing to the sweep in {folder}, which is at revision {stored.revision}"
     if spaces:
         raise UserError(
@@ -296,7 +283,7 @@ def render_extension(
     # All trials of an arm that the revision adds have the same paths: its config is not asked.
     new = PlannedArm(Config(Call("", {}), {}), "", {})
     arms = {name: stored.arms.get(name, new) for name in revision["arms"]}
-    after = plan_of(arms, (*stored.revisions, revision))
+    after = plan_file.plan_of(arms, (*stored.revisions, revision))
     lines += [*_arms(stored, after), tuned_line(after.tunings), *unlike, ""]
     if programs := after.programs[len(stored.programs) :]:
         rows: list[tuple[str, ...]] = [("new runs", "steps", "batch", "FLOPs a step", "first run")]
@@ -305,7 +292,7 @@ def render_extension(
             rows.append((*(f"{number:,}" for number in numbers), each.trials[0]))
         lines += table(rows, right=(0, 1, 2, 3))
     lines += revision["reasons"]
-    lines += revision_changes(stored.revisions[-1], revision)
+    lines += plan_file.revision_changes(stored.revisions[-1], revision)
     steps = sum(each.updates * len(each.trials) for each in programs)
     flops = sum(each.flops * each.updates * len(each.trials) for each in programs)
     lines.append(f"{len(revision['trials']):,} new runs: {steps:,} steps, {flops:.3g} FLOPs")
@@ -330,7 +317,8 @@ def _arms(stored: Plan, after: Plan) -> list[str]:
     for name, arm in after.revisions[-1]["arms"].items():
         old, now = ({(t.search, t.number) for t in x.of_arm(name)} for x in (stored, after))
         rows.append((name, f"{len(now):,}", f"{len(now - old):,}", arm["method"]))
-        for key, text in changed(before[name], arm, ("method", "space")).items() if old else ():
+        changes = plan_file.changed(before[name], arm, ("method", "space")) if old else {}
+        for key, text in changes.items():
             since = max(number for _, number in old) + 1
             lines.append(f"{key} of {name}: {text}, from trial {since:04d} on")
     return [*table(rows, right=(1, 2)), *lines]
@@ -349,7 +337,7 @@ def derive(folder: Path, plan: Plan, ledger: Ledger) -> tuple[list[str], list[st
         before, scipy = stored, ""
         try:
             arms = {name: arm for name, arm in plan.arms.items() if name in revision["arms"]}
-            stored = plan_of(arms, plan.revisions[:number], plan.vocabulary)
+            stored = plan_file.plan_of(arms, plan.revisions[:number], plan.vocabulary)
             definition = _definition(folder / file, stored)
             made, lines = _made(definition, stored, before)
             lines += _differences(stored, made)
@@ -402,10 +390,10 @@ def _made(definition: Definition, stored: Plan, before: Plan | None) -> tuple[Pl
 def _differences(stored: Plan, made: Plan) -> list[str]:
     """Lists in what a plan in a folder, up to a revision, differs from the one that was made."""
     revision = stored.revisions[-1]
-    lines = first_other(stored.trials, made.trials)
-    lines += plan_differences(stored, _compared(made, revision))
-    new, keys = made.content() | {"linked": linked_in(made)}, {"offsets", *revision}
-    found = changed(revision, new, sorted({"offsets", "linked"} & keys))
+    lines = plan_file.first_other(stored.trials, made.trials)
+    lines += plan_file.plan_differences(stored, _compared(made, revision))
+    new, keys = made.content() | {"linked": plan_file.linked_in(made)}, {"offsets", *revision}
+    found = plan_file.changed(revision, new, sorted({"offsets", "linked"} & keys))
     return [*lines, *(f"{key}: {text}" for key, text in found.items())]
 
 
@@ -450,5 +438,5 @@ def _unknown(name: str, definition: Definition, stored: Plan, made: Plan) -> Ite
             f"The run that {name} continues was not read: its folder and its hash are those of the"
             " configs in arms."
         )
-    if "linked" not in stored.revisions[-1] and linked_in(made):
+    if "linked" not in stored.revisions[-1] and plan_file.linked_in(made):
         yield "plan.json does not say which paths move together, as those of version 0.2 do not."

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError, Source
+from trainer.config import ConfigError, Source, files
 from trainer.config.wording import known_names, shorten
 from trainer.messages import FAILED, MISTAKE, STOPPED, UserError, plural, refuse_os_errors
-from trainer.sweep import launcher_settings, local
+from trainer.sweep import local
 from trainer.train.signals import StopSignals
 
 _LOOK = 0.5  # seconds between two looks at signals
@@ -68,7 +68,7 @@ def read_ray_settings(file: str | None, settings: Sequence[str] = ()) -> RaySett
         >>> read_ray_settings(None, ["num_gpus=0.5", "memory=8G", "resources.fast=1"]).options
         {'num_gpus': 0.5, 'memory': 8589934592, 'resources': {'fast': 1}}
     """
-    given = launcher_settings.read_settings("--ray", file, settings, _name, ("num_gpus", "1"))
+    given = files.read_settings("--ray", file, settings, _name, ("num_gpus", "1"))
     address, options, resources, environment = "auto", {}, {}, {}
     for key, setting in given.items():
         first, _, name = key.partition(".")
@@ -212,12 +212,8 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
 def _check_answer(where: str) -> None:
     """Raises UserError if nothing answers at an address."""
     host, _, port = where.rpartition(":")
-    try:
+    with refuse_os_errors(f"No Ray answers at {where}", _ADVICE):
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
-    except OSError as error:
-        raise UserError(
-            f"No Ray answers at {where}: {error.strerror or error}. {_ADVICE}"
-        ) from None
 
 
 class _Launch:

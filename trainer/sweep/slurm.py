@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from trainer.config import ConfigError, Source
+from trainer.config import ConfigError, Source, files
 from trainer.messages import UserError, refuse_os_errors
-from trainer.sweep import launcher_settings
 
 # Options of sbatch that are not settings, and why.
 _REFUSED = {
@@ -67,7 +66,7 @@ def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> Slurm
         >>> read_slurm_settings(None, ["partition=gpu", "exclusive=true"]).options
         {'partition': 'gpu', 'exclusive': ''}
     """
-    given = launcher_settings.read_settings("--slurm", file, settings, _name, ("partition", "gpu"))
+    given = files.read_settings("--slurm", file, settings, _name, ("partition", "gpu"))
     values = {key: (_text(key, setting), setting.source) for key, setting in given.items()}
     setup = values.pop("setup", ("", None))[0]
     warning = int(values.pop("warning", ("120", None))[0])
@@ -84,7 +83,7 @@ def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> Slurm
     return SlurmSettings(flags, setup, warning)
 
 
-def _text(name: str, setting: launcher_settings.LauncherSetting) -> str:
+def _text(name: str, setting: files.Setting) -> str:
     """Returns the value of a setting as text; raises ConfigError for one that it cannot have."""
     if name == "setup" and isinstance(setting.value, list):
         return "\n".join(map(str, setting.value))
@@ -219,16 +218,14 @@ def _check_setup(setup: str) -> None:
 
 def _sbatch(words: Sequence[str]) -> tuple[str, list[str]]:
     """Returns what sbatch printed, and its warnings; raises UserError if it refuses."""
-    try:
+    advice = (
+        "Start the sweep on a machine with the commands of Slurm, such as a login node; or leave"
+        " out --launcher=slurm, which starts the workers on this machine."
+    )
+    with refuse_os_errors("sbatch cannot be started", advice):
         done = subprocess.run(
             ["sbatch", "--parsable", *words], capture_output=True, text=True, errors="replace"
         )
-    except OSError as error:
-        raise UserError(
-            f"sbatch cannot be started: {error.strerror}. Start the sweep on a machine with the "
-            "commands of Slurm, such as a login node; or leave out --launcher=slurm, which starts "
-            "the workers on this machine."
-        ) from None
     said = [line.removeprefix("sbatch: ") for line in done.stderr.splitlines() if line.strip()]
     job = done.stdout.strip()
     if done.returncode or not re.fullmatch(r"[0-9]+(;\S+)?", job):
