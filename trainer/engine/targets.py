@@ -33,14 +33,9 @@ class Gpu(NamedTuple):
     """A GPU by NVIDIA."""
 
     name: str
-    gigabytes: int  # of memory, in powers of 1,000
+    memory: int  # bytes
     file: str  # of the folder gpus: its numbers as the compiler asks for them
     one, devices, example = "1", 1, "8"  # as of a TPU
-
-    @property
-    def memory(self) -> int:
-        """The bytes of memory."""
-        return self.gigabytes * 10**9
 
     @property
     def described(self) -> str:
@@ -52,7 +47,7 @@ class Tpu(NamedTuple):
     """A TPU by Google."""
 
     name: str
-    gibibytes: float  # of a device's memory that its compiler gives to a program
+    memory: int  # bytes of a device's memory that its compiler gives to a program
     one: str  # the shape of a single chip
     devices: int  # of a chip
 
@@ -61,27 +56,22 @@ class Tpu(NamedTuple):
         """The shape of a slice."""
         return self.one.replace("1", "4")
 
-    @property
-    def memory(self) -> int:
-        """The bytes of memory."""
-        return int(self.gibibytes * _GIB)
-
 
 _GIB = 2**30
 # Of GPUs the memory that drivers report, beside the numbers of data sheets in their files; of TPUs
 # what their compiler says when a program is too large.
 KINDS: Mapping[str, Gpu | Tpu] = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", 85, "a100.txtpb"),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", 85, "h100.txtpb"),
-    "h200": Gpu("NVIDIA H200", 150, "h200.txtpb"),
-    "b200": Gpu("NVIDIA B200", 191, "b200.txtpb"),
-    "v2": Tpu("TPU v2", 7.48, "1x1", 2),
-    "v3": Tpu("TPU v3", 15.48, "1x1", 2),
-    "v4": Tpu("TPU v4", 15.25, "1x1x1", 2),
-    "v5e": Tpu("TPU v5e", 15.75, "1x1", 1),
-    "v5p": Tpu("TPU v5p", 95.74, "1x1x1", 1),
-    "v6e": Tpu("TPU v6e", 31.25, "1x1", 1),
-    "tpu7x": Tpu("TPU7x", 94.75, "1x1x1", 2),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 85 * 10**9, "a100.txtpb"),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, "h100.txtpb"),
+    "h200": Gpu("NVIDIA H200", 150 * 10**9, "h200.txtpb"),
+    "b200": Gpu("NVIDIA B200", 191 * 10**9, "b200.txtpb"),
+    "v2": Tpu("TPU v2", int(7.48 * _GIB), "1x1", 2),
+    "v3": Tpu("TPU v3", int(15.48 * _GIB), "1x1", 2),
+    "v4": Tpu("TPU v4", int(15.25 * _GIB), "1x1x1", 2),
+    "v5e": Tpu("TPU v5e", int(15.75 * _GIB), "1x1", 1),
+    "v5p": Tpu("TPU v5p", int(95.74 * _GIB), "1x1x1", 1),
+    "v6e": Tpu("TPU v6e", int(31.25 * _GIB), "1x1", 1),
+    "tpu7x": Tpu("TPU7x", int(94.75 * _GIB), "1x1x1", 2),
 }
 """The kinds of devices, by the name that a target begins with."""
 
@@ -103,7 +93,7 @@ class Target:
         """The bytes of a device that a program may use."""
         device = KINDS[self.kind]
         if not isinstance(device, Gpu):
-            return int(device.memory)
+            return device.memory
         # The share that jax takes when it starts: 0.75, or what the user has set.
         names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
         share = next((os.environ[name] for name in names if os.environ.get(name)), 0.75)
