@@ -117,8 +117,9 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
         f"trainer/shipped/{file.relative_to(ROOT / 'configs')}"
         for file in (ROOT / "configs").rglob("*.*")
     }
+    alone = {"trainer/cli/comparison.yaml", "trainer/sweep/slurm.sh"}
     data = {"trainer/data/shakespeare.txt.bz2", "optim/families.yaml", "optim/published.yaml"}
-    assert others == typed | page | tex | gpus | {"trainer/sweep/slurm.sh"} | shipped | data
+    assert others == typed | page | tex | gpus | alone | shipped | data
 
 
 @pytest.mark.long

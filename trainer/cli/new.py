@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
+from string import Template
 from typing import Any, NamedTuple
 
 from trainer import config as configs
@@ -323,30 +324,21 @@ class _Sweep(NamedTuple):
     def text(self) -> str:
         """Returns it with its comments."""
         what = f"the group {self.compared.group!r}" if self.compared.group else "all parameters"
-        lines = [
-            *_comment(
-                f"Which of {joined([*self.arms])}, for {what}, reaches the smallest loss on data"
-                " that were not trained on, if the learning rate of each is searched equally long?"
-            ),
-            *self.compared.others(),
-            f"base: {yaml_writer.scalar_text(self.base)}",
-            "arms:  # what each changes in the base, by its path, and what is searched",
-        ]
-        for name, arm in self.arms.items():
-            lines += self._arm(name, arm)
-        lines += [
-            f"trials: {self.trials}  # in each search",
-            "# Of each arm, independent: arms are compared over them, in pairs.",
-            f"searches: {self.searches}",
-            "method: !method.sobol {seed: 0}",
-            self._goal(),
-            "final: {seeds: 1}  # the winner of each search again, on a fresh seed; these count",
-            "# claims: {segments: 8}  # keeps states of the runs, for `claim verify`",
-        ]
-        if self.differs:
-            kinds = ", ".join(self.differs)
-            lines.append(f"differs: [{kinds}]  # besides the optimizers; --check says how")
-        return "\n".join(lines) + "\n"
+        question = (
+            f"Which of {joined([*self.arms])}, for {what}, reaches the smallest loss on data"
+            " that were not trained on, if the learning rate of each is searched equally long?"
+        )
+        kinds = f"[{', '.join(self.differs)}]  # besides the optimizers; --check says how\n"
+        text = Path(__file__).with_name("comparison.yaml").read_text(encoding="utf-8")
+        return Template(text).substitute(
+            comments="\n".join([*_comment(question), *self.compared.others()]),
+            base=yaml_writer.scalar_text(self.base),
+            arms="\n".join(line for arm in self.arms.items() for line in self._arm(*arm)),
+            trials=self.trials,
+            searches=self.searches,
+            goal=self._goal(),
+            differs=f"differs: {kinds}" if self.differs else "",
+        )
 
     def _arm(self, name: str, arm: _Arm) -> list[str]:
         path = self.compared.path
