@@ -377,7 +377,7 @@ class _FileReader:
         return any(os.path.commonpath([real, folder]) == folder for folder in self._quotable)
 
 
-class Setting(NamedTuple):
+class LauncherSetting(NamedTuple):
     """A value and where it was given: a value of YAML, or the text of the command line."""
 
     value: Any
@@ -397,12 +397,12 @@ def read_settings(
     texts: Sequence[str],
     named: Callable[[str, Source], str],
     example: tuple[str, str],
-) -> dict[str, Setting]:
+) -> dict[str, LauncherSetting]:
     """Reads the settings of a launcher: a YAML file, and those of the command line over it."""
     # `option` is that of the command line, such as "--slurm". `named` takes a key and its source,
     # and returns the name of the setting. `example` is a key with a value. Raises ConfigError if
     # the file cannot be read or is no mapping, a text is not KEY=VALUE, or `named` does.
-    values: dict[str, Setting] = {}
+    values: dict[str, LauncherSetting] = {}
     if file is not None:
         from trainer.config import yaml_reader
 
@@ -414,11 +414,11 @@ def read_settings(
         for key, node in root.value.items():
             if (name := named(str(key), node.argument_source)) in values:
                 raise ConfigError(f"{key} is given twice. Remove one.", node.argument_source)
-            values[name] = Setting(plain(node), node.source)
+            values[name] = LauncherSetting(plain(node), node.source)
     for text in texts:
         source = Source(f"{option} {text}")
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"A setting is KEY=VALUE, such as {'='.join(example)}.", source)
-        values[named(key, source)] = Setting(value, source)
+        values[named(key, source)] = LauncherSetting(value, source)
     return values

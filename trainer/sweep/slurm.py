@@ -83,7 +83,7 @@ def read_slurm_settings(file: str | None, settings: Sequence[str] = ()) -> Slurm
     return SlurmSettings(flags, setup, warning)
 
 
-def _text(name: str, setting: files.Setting) -> str:
+def _text(name: str, setting: files.LauncherSetting) -> str:
     """Returns the value of a setting as text; raises ConfigError for one that it cannot have."""
     if name == "setup" and isinstance(setting.value, list):
         return "\n".join(map(str, setting.value))
