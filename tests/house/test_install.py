@@ -117,7 +117,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: Path) -> Non
         f"trainer/shipped/{file.relative_to(ROOT / 'configs')}"
         for file in (ROOT / "configs").rglob("*.*")
     }
-    alone = {"trainer/cli/comparison.yaml", "trainer/sweep/slurm.sh"}
+    alone = {"trainer/cli/comparison.yaml", "trainer/cli/options.txt", "trainer/sweep/slurm.sh"}
     data = {"trainer/data/shakespeare.txt.bz2", "optim/families.yaml", "optim/published.yaml"}
     assert others == typed | page | tex | gpus | alone | shipped | data
 
