@@ -128,9 +128,7 @@ class Pictures:
 
 def stream(train: Any = None, tests: int = 7, batch_size: int = 4, **options: Any) -> ImageStream:
     train = train or Pictures(10)
-    crops = images.Crops(
-        **{key: options.pop(key) for key in ("size", "min_area") if key in options}
-    )
+    crops = images.Crops(options.pop("size", 8), options.pop("min_area", 0.08))
     pixels = options.pop("pixels", Pixels(mean=0.5, std=0.5, name="data.s"))
     if (share := options.pop("validation", None)) is not None:
         seed = options.pop("validation_seed", 0)

@@ -327,7 +327,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         examples={"train": experiment.data.num_examples, **datasets.split_sizes(experiment.data)},
         data_seed=None if experiment.seed_of_data == experiment.seed else experiment.seed_of_data,
         classes=found.classes,
-        data=getattr(experiment.data, "plan_lines", ()),
+        data=[*getattr(experiment.data, "plan_lines", ())],
         fingerprint=datasets.describe_fingerprint(experiment.data),
         mode=mode,
         schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},

@@ -219,7 +219,8 @@ class Exchange:
         error: the standard error of `loss`, if it was estimated from runs; 0 takes it as exact.
 
     Example:
-        >>> round(156 * Exchange(0.0045, 100).per_step, 3)  # the track's: 156 steps for .007
+        >>> exchange = Exchange(loss=0.0045, steps=100)
+        >>> round(156 * exchange.loss / exchange.steps, 3)  # the track's: 156 steps for .007
         0.007
     """
 
