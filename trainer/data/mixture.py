@@ -318,8 +318,9 @@ def _shares(weights: Mapping[Any, Any], parts: Mapping[str, Any]) -> dict[Any, M
     for step, shares in stages.items():
         is_step = quantity(step) if isinstance(step, str) else type(step) is int and step >= 0
         if not is_step or not isinstance(shares, Mapping) or set(shares) != set(parts):
+            given = f"{step!r}: {shares!r}" if staged else repr(shares)
             raise ValueError(
-                f"{_NAME} has the parts {', '.join(parts)}, and {step!r}: {shares!r} in weights. "
+                f"{_NAME} has the parts {', '.join(parts)}, and {given} in weights. "
                 "Give each part a weight, 0 if it is only evaluated; or such weights by steps, as "
                 "in {0: {web: 1, code: 0}, 80%: {web: 0.7, code: 0.3}}."
             )
