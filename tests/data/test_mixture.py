@@ -141,6 +141,16 @@ def test_a_part_yields_the_sequences_that_it_yields_alone(monkeypatch: pytest.Mo
     assert (fields["label"] == fields["tokens"] + 1).all()
 
 
+def test_a_split_without_a_part_is_that_of_all_parts():
+    read = mixed({"web": 0.5, "code": 0.5}, parts={"web": part(), "code": part(500)})
+    for split, whole in (("test", read.evaluate()), ("validation", read.evaluate("validation"))):
+        found = [batch["tokens"] for batch in whole]
+        of_parts = [read.evaluate(f"{split}/{name}") for name in ("code", "web")]
+        wanted = [batch["tokens"] for batches in of_parts for batch in batches]
+        assert len(found) == len(wanted) > 2
+        assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
+
+
 def test_a_mixture_of_one_part_has_its_batches():
     options = {"end_of_text": 7, "token_bytes": np.arange(VOCABULARY, dtype=np.int32)}
     alone = part(**options)

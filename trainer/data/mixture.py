@@ -220,11 +220,12 @@ class MixtureDataset:
             first = end
 
     def evaluate(
-        self, split: str, rank: int | None = None, size: int | None = None
+        self, split: str = "test", rank: int | None = None, size: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields a part of each batch of a split of a part, such as "validation/code", once."""
+        """Yields a part of each batch of "validation/code", or of "validation" of all parts."""
         split, _, name = split.partition("/")
-        return self.parts[name].evaluate(split, rank, size)
+        for part in [name] if name else [x for x in self.parts if split in self.parts[x].splits]:
+            yield from self.parts[part].evaluate(split, rank, size)
 
 
 def mixture(
