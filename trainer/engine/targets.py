@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer.config.wording import is_the_users, known_names
@@ -30,17 +31,28 @@ FOLDER = "LOCKSTEP_TARGETS"
 
 
 class Gpu(NamedTuple):
-    """A GPU by NVIDIA."""
+    """A GPU by NVIDIA, by what its compiler asks for, mostly as data sheets give it."""
 
     name: str
     memory: int  # bytes
-    file: str  # of the folder gpus: its numbers as the compiler asks for them
+    capability: str  # what CUDA calls the version of the architecture, such as "9.0"
+    cores: int  # streaming multiprocessors
+    units: int  # of each core, for float32
+    clock: float  # GHz
+    terabytes: float  # that the memory moves a second
+    cache: int  # MiB, of level 2
+    shared: int  # KiB of each core that its threads share
     one, devices, example = "1", 1, "8"  # as of a TPU
 
     @property
     def described(self) -> str:
         """The text that the compiler reads."""
-        return (Path(__file__).parent / "gpus" / self.file).read_text(encoding="utf-8")
+        text = Path(__file__).with_name("gpu.txtpb").read_text(encoding="utf-8")
+        major, minor = self.capability.split(".")
+        numbers = {"major": major, "minor": minor, "speed": f"{self.terabytes * 1e12:.0f}"}
+        sizes = {"l2": self.cache * 2**20, "all": self.shared * 2**10}
+        most = (self.shared - 1) * 2**10
+        return Template(text).substitute(self._asdict(), **numbers, **sizes, most=most)
 
 
 class Tpu(NamedTuple):
@@ -58,13 +70,13 @@ class Tpu(NamedTuple):
 
 
 _GIB = 2**30
-# Of GPUs the memory that drivers report, beside the numbers of data sheets in their files; of TPUs
-# what their compiler says when a program is too large.
+# Of GPUs what data sheets say, and the memory that drivers report; of TPUs what their compiler says
+# when a program is too large.
 KINDS: Mapping[str, Gpu | Tpu] = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", 85 * 10**9, "a100.txtpb"),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, "h100.txtpb"),
-    "h200": Gpu("NVIDIA H200", 150 * 10**9, "h200.txtpb"),
-    "b200": Gpu("NVIDIA B200", 191 * 10**9, "b200.txtpb"),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 85 * 10**9, "8.0", 108, 64, 1.41, 2.04, 40, 164),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 85 * 10**9, "9.0", 132, 128, 1.98, 3.35, 50, 228),
+    "h200": Gpu("NVIDIA H200", 150 * 10**9, "9.0", 132, 128, 1.98, 4.8, 50, 228),
+    "b200": Gpu("NVIDIA B200", 191 * 10**9, "10.0", 148, 128, 1.96, 8.0, 126, 228),
     "v2": Tpu("TPU v2", int(7.48 * _GIB), "1x1", 2),
     "v3": Tpu("TPU v3", int(15.48 * _GIB), "1x1", 2),
     "v4": Tpu("TPU v4", int(15.25 * _GIB), "1x1x1", 2),
