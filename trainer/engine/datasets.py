@@ -70,8 +70,9 @@ def eval_batches(data: Any, split: str, shard: DataShard) -> Iterator[Batch]:
     # none, as in a class that overrides that of `ArrayDataset`, or if the data set has no attribute
     # `splits`.
     keywords = _keywords(data.evaluate, shard)
-    if (parts := split_parts(data, split)) != [split]:
-        return itertools.chain.from_iterable(eval_batches(data, part, shard) for part in parts)
+    if parts := split_parts(getattr(data, "splits", ()), split):
+        each = (eval_batches(data, f"{split}/{part}", shard) for part in parts)
+        return itertools.chain.from_iterable(each)
     if hasattr(data, "splits") and _parameters(data.evaluate).keys() - _KEYWORDS:
         return iter(data.evaluate(split, **keywords))
     if split != "test":
@@ -110,7 +111,7 @@ def split_sizes(data: Any) -> dict[str, int | None]:
             "'validation/code'; or be a dict from these names to numbers of examples. A data set "
             "without it is evaluated with evaluate(), as its test split."
         )
-    if both := next((x for x in splits if split_parts(data, x) != [x]), None):
+    if both := next((split for split in splits if split_parts(splits, split)), None):
         raise ValueError(
             f"The data set has splits {list(splits)!r}, and {both!r} consists of its named parts: "
             "list either these or the whole."
@@ -120,10 +121,9 @@ def split_sizes(data: Any) -> dict[str, int | None]:
     return {x: sizes[x] for whole in PREFIXES for x in sizes if x.partition("/")[0] == whole}
 
 
-def split_parts(data: Any, split: str) -> list[str]:
-    """Returns the named parts of a split, such as "validation/code"; the split if it has none."""
-    parts = [x for x in getattr(data, "splits", ()) if x.startswith(f"{split}/")]
-    return parts or [split]
+def split_parts(splits: Iterable[str], split: str) -> list[str]:
+    """Returns the names of the parts of a split, such as "code" of "validation/code"."""
+    return [x.removeprefix(f"{split}/") for x in splits if x.startswith(f"{split}/")]
 
 
 def whole_splits(splits: Iterable[str]) -> list[str]:
@@ -134,7 +134,7 @@ def whole_splits(splits: Iterable[str]) -> list[str]:
 
 def split_metrics(metrics: Collection[str], split: str, splits: Iterable[str]) -> list[str]:
     """Returns the names of metrics of a split, and of its parts, such as "code/accuracy"."""
-    parts = [x.removeprefix(f"{split}/") for x in splits if x.startswith(f"{split}/")]
+    parts = split_parts(splits, split)
     return [*metrics, *(f"{part}/{name}" for part in parts for name in metrics)]
 
 

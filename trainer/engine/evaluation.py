@@ -133,19 +133,13 @@ class Evaluation:
     ) -> dict[str, float]:
         """Evaluates a split, and returns metrics by name; those of a part as "code/accuracy"."""
         # The sums of a split are those of its parts, of which each batch is evaluated once.
-        sums = {
-            part.removeprefix(f"{split}/"): self._sums(state, through(self.batches(part)))
-            for part in split_parts(self._experiment.data, split)
-        }
-        whole = self._metric_accumulator.results(
-            reduce(self._metric_accumulator.merge, sums.values())
-        )
-        parts = sums if split not in sums else {}
-        return whole | {
-            f"{part}/{name}": value
-            for part, total in parts.items()
-            for name, value in self._metric_accumulator.results(total).items()
-        }
+        parts = split_parts(split_sizes(self._experiment.data), split)
+        names = [f"{split}/{part}" for part in parts] or [split]
+        sums = [self._sums(state, through(self.batches(name))) for name in names]
+        results = self._metric_accumulator.results
+        whole = results(reduce(self._metric_accumulator.merge, sums))
+        of_parts = zip(parts, map(results, sums), strict=True) if parts else ()
+        return whole | {f"{part}/{name}": x for part, own in of_parts for name, x in own.items()}
 
     def check(self, state: State) -> dict[str, Batch]:
         """Traces the evaluation of every split's first batch, and returns these batches."""
