@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from optim.descent import scalar
 from optim.division import divide
 from optim.dtypes import wide_zeros
-from optim.matrices import Matrices, eigh, gram_matrices, product, qr, replicate, scatter, transpose
+from optim.matrices import Matrices, eigh, product, qr, replicate, scatter, transpose
 
 # An eigenvalue of a mean of G G^T counts as zero below this many machine epsilons of the largest:
 # zero eigenvalues measured up to 2, for sizes 16x16 to 512x512.
@@ -36,9 +36,13 @@ def of_sides(parameters: list[Sides]) -> tuple[list[Any], list[Any]]:
 
 def grams_of_sides(x: jax.Array, max_size: int = 2**31, sides: str = "both") -> Sides:
     """Returns X X^T and X^T X of X [..., rows, columns]; () for a side that is too long."""
+    # Both are () for matrices without elements.
+    if not x.size:  # the largest eigenvalue would be a maximum over nothing, which raises
+        return Sides((), ())
     if sides == "shorter":
         max_size = min(max_size, *x.shape[-2:])
-    return Sides(*gram_matrices(x, max_size))
+    left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
+    return Sides(left, product(transpose(x), x) if x.shape[-1] <= max_size else ())
 
 
 def first_sides(
@@ -178,11 +182,6 @@ def _rayleigh_quotients(gram: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 # Inverse roots, with which Shampoo preconditions, and grafting.
-
-
-def roots_due(count: jax.Array, start: int, every: int) -> jax.Array:
-    """Returns whether update number `count`, from 1, computes roots."""
-    return (count == start) | ((count > start) & (count % every == 0))
 
 
 def inverse_roots(

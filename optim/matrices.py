@@ -142,15 +142,6 @@ def replicate(x: jax.Array, batch: int = 0) -> jax.Array:
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*first)))
 
 
-def gram_matrices(x: jax.Array, max_size: int) -> tuple[Any, Any]:
-    """Returns X X^T and X^T X of X [..., rows, columns]; () for a side above `max_size`."""
-    # Both results are () for matrices without elements.
-    if not x.size:  # the largest eigenvalue would be a maximum over nothing, which raises
-        return (), ()
-    left = product(x, transpose(x)) if x.shape[-2] <= max_size else ()
-    return left, (product(transpose(x), x) if x.shape[-1] <= max_size else ())
-
-
 def eigh(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Finds eigenvalues, rising, [..., m], and eigenvectors, the columns of [..., m, m]."""
     return _decompose(lambda x: tuple(jnp.linalg.eigh(x)), x)

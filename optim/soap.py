@@ -92,8 +92,10 @@ def soap(
     """
     check_count("precondition_frequency", precondition_frequency)
     over: Any = Matrices(matrices, "optim.soap")
-    free: Any = {"first": "skip", "length": "free", "max_precond_dim": max_precond_dim}
-    part = parts.soap(b2, shampoo_beta, eps, precondition_frequency, matrices=over, b1=b1, **free)
+    options: Any = {"first": "skip", "length": "free", "max_precond_dim": max_precond_dim}
+    part = parts.soap(
+        b2, shampoo_beta, eps, precondition_frequency, matrices=over, b1=b1, **options
+    )
     tx = descend(part, learning_rate, weight_decay, decay_after_step)
 
     def update(updates: optax.Updates, state: Any, params: Any = None, **extra: Any) -> Updated:

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optim import descent
-from optim.descent import Updated, average_or_add, map_unzip, moving_average, scalar
-from optim.descent import bias_correction as correction
+from optim.descent import Updated, average_or_add, correction, map_unzip, moving_average, scalar
+from optim.descent import bias_correction as mean_correction
 from optim.dtypes import compute_dtype, wide_zeros
 from optim.parts.base import Part, check_dtype, check_option, passed
 
@@ -97,7 +96,7 @@ def adam(
         keep: Any = b1  # read only where there are means
 
         def corrected(x: jax.Array, later: int = 0) -> jax.Array:
-            return x / correction(keep, count + later, x) if bias_correction else x
+            return x / mean_correction(keep, count + later, x) if bias_correction else x
 
         def one(u: jax.Array, g: jax.Array, v: jax.Array, *means: jax.Array) -> Any:
             kept, news = v.dtype, [moving_average(m, u, keep) for m in means]
@@ -105,7 +104,7 @@ def adam(
             ahead = corrected(news[0], later=int(nesterov)) if means else u
             if nesterov:
                 ahead = moving_average(ahead, corrected(u), keep)
-            unbiased = v / descent.correction(b2, count, v) if bias_correction else v
+            unbiased = v / correction(b2, count, v) if bias_correction else v
             move = ahead / (jnp.sqrt(unbiased) + scalar(eps, u))
             return move, *(x.astype(kept) for x in (v, *news))
 
@@ -184,7 +183,7 @@ def laprop(
 
         def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
             v = moving_average(v, jnp.square(g), b2)
-            unit = g / (jnp.sqrt(v / correction(b2, count, g)) + scalar(eps, g))
+            unit = g / (jnp.sqrt(v / mean_correction(b2, count, g)) + scalar(eps, g))
             m = moving_average(m, scalar(given, g) * unit, b1)
             return m / scalar(jnp.where(rate > 0, rate, 1), g), m, v
 
@@ -277,7 +276,7 @@ def prodigy(
         rate = scalar(passed(extra, "learning_rate", "parts.prodigy"), d)
         factor = d
         if bias_correction:
-            factor = d * jnp.sqrt(correction(b2, count, d)) / correction(b1, count, d)
+            factor = d * jnp.sqrt(mean_correction(b2, count, d)) / mean_correction(b1, count, d)
         keep = jnp.sqrt(scalar(b2, d)) if b3 is None else scalar(b3, d)
         weight = d / scalar(estim_lr0, d)
 

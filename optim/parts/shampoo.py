@@ -138,8 +138,8 @@ def shampoo(
             mean = jax.tree.map(lambda m, u: moving_average(m, u, keep), state.mean, updates)
             updates = jax.tree.map(lambda m: m / bias_correction(keep, count, m), mean)
         others, kept = onto.update(updates, state.graft, params, **extra)
-
         direct = partial(_direction, None if graft is None else count < begin)
+        due = (count == begin) | ((count > begin) & (count % every == 0))
 
         def corrected(gram: jax.Array) -> jax.Array:
             return gram / correction(b2, count, gram)
@@ -148,7 +148,7 @@ def shampoo(
             news = eigen.of_sides(list(map(grams_of, grads)))
             grams = jax.tree.map(lambda old, new: average_or_add(old, new, b2), factors[:2], news)
             roots = jax.lax.cond(
-                eigen.roots_due(count, begin, every),
+                due,
                 lambda: eigen.inverse_roots(grams, corrected, eps, exponent, tolerance),
                 lambda: factors[2:],
             )

@@ -292,7 +292,7 @@ def kl_shampoo(
     def direction(
         u: jax.Array, _: Any, moments: Any, bases: Sides, values: Sides, count: jax.Array
     ) -> tuple[jax.Array, Any]:
-        if not u.size:  # gram_matrices gives such matrices no sides
+        if not u.size:  # grams_of_sides gives such matrices no sides
             return u, moments
         roots = jnp.sqrt(values.left[:, :, None] * values.right[:, None, :])
         found = turn_back(turn(u, bases) / (roots + scalar(eps, u)), bases)
