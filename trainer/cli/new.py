@@ -328,9 +328,9 @@ class _Sweep(NamedTuple):
             f"Which of {joined([*self.arms])}, for {what}, reaches the smallest loss on data"
             " that were not trained on, if the learning rate of each is searched equally long?"
         )
-        kinds = f"[{', '.join(self.differs)}]  # besides the optimizers; --check says how\n"
+        kinds = f"[{', '.join(self.differs)}]  # besides the optimizers; --check says how"
         text = Path(__file__).with_name("comparison.yaml").read_text(encoding="utf-8")
-        return Template(text).substitute(
+        filled = Template(text).substitute(
             comments="\n".join([*_comment(question), *self.compared.others()]),
             base=yaml_writer.scalar_text(self.base),
             arms="\n".join(line for arm in self.arms.items() for line in self._arm(*arm)),
@@ -339,6 +339,7 @@ class _Sweep(NamedTuple):
             goal=self._goal(),
             differs=f"differs: {kinds}" if self.differs else "",
         )
+        return filled.rstrip("\n") + "\n"
 
     def _arm(self, name: str, arm: _Arm) -> list[str]:
         path = self.compared.path

@@ -26,8 +26,9 @@ def parser() -> Parser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
     actions: dict[str, argparse._SubParsersAction] = {}  # by the command that they are below
-    config = config_parser()
-    for first, rows in _paragraphs().items():
+    paragraphs, config = _paragraphs(), Parser(add_help=False)
+    _add(config, paragraphs["@config"])
+    for first, rows in paragraphs.items():
         if first.startswith("@"):
             continue
         name, said = re.split(r"\s\s+", first, maxsplit=1)
@@ -43,13 +44,6 @@ def parser() -> Parser:
             actions[name] = added.add_subparsers(dest="action", metavar="action", **kind)
     _accept_vocabulary(parser)
     return parser
-
-
-def config_parser() -> Parser:
-    """Returns the options of a config, as the parent of a command's parser."""
-    config = Parser(add_help=False)
-    _add(config, _paragraphs()["@config"])
-    return config
 
 
 def _paragraphs() -> dict[str, list[str]]:
