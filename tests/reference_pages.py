@@ -134,7 +134,8 @@ def commands_list() -> str:
 def commands() -> str:
     """Writes the options of all commands, from the parsers themselves."""
     parser = options.parser()
-    config = options.config_parser()
+    config = argparse.ArgumentParser(add_help=False)
+    options._add(config, options._paragraphs()["@config"])
     shared = {action.dest: action for action in _actions(config)}
     text = "## Options of a config\n\nThe commands that read a config take these options:\n\n"
     text += _options(config, shared.values())
