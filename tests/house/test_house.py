@@ -425,26 +425,54 @@ trainer.train.runtime trainer.train.signals trainer.train.watchdog
 """
 
 
-def test_every_name_that_tests_and_benchmarks_import_exists() -> None:
+def test_every_name_that_tests_and_benchmarks_use_exists() -> None:
     """Pyright does not look at what tests import, so that a renamed function stays unseen there."""
     files = [path for top in ("tests", "benchmarks") for path in (ROOT / top).rglob("*.py")]
     missing = [
-        f"{file.relative_to(ROOT)}: {node.module}.{alias.name}"
+        f"{file.relative_to(ROOT)}: {module}.{name}"
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES
-        for alias in node.names
-        if not exists(node.module or "", alias.name)
+        for module, name in used(ast.parse(file.read_text()))
+        if not exists(module, name)
     ]
     assert not missing
     assert exists("trainer.data", "order") and not exists("trainer.data.order", "absent")
+    text = "from trainer.cli import options, parser as p\noptions.parser().y\np.z\nq.w"
+    assert list(used(ast.parse(text))) == [
+        ("trainer.cli", "options"),
+        ("trainer.cli", "parser"),
+        ("trainer.cli.options", "parser"),
+    ]
+
+
+def used(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yields what a file uses of our packages: a module, and a name that it must have."""
+    modules: dict[str, str] = {}  # the modules that the file imports, by the names it gives them
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
+            for alias in node.names:
+                yield node.module or "", alias.name
+                if is_module(node.module or "", alias.name):
+                    modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):  # a variable or an argument of the same name hides the module
+        if isinstance(node, ast.arg):
+            modules.pop(node.arg, None)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            modules.pop(node.id, None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules:
+                yield modules[node.value.id], node.attr
 
 
 def exists(module: str, name: str) -> bool:
     """Returns whether `from module import name` works."""
-    found = importlib.import_module(module)
-    inner = hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.{name}")
-    return hasattr(found, name) or bool(inner)
+    return hasattr(importlib.import_module(module), name) or is_module(module, name)
+
+
+def is_module(module: str, name: str) -> bool:
+    """Returns whether a package has a module or a package of that name."""
+    is_package = hasattr(importlib.import_module(module), "__path__")
+    return is_package and importlib.util.find_spec(f"{module}.{name}") is not None
 
 
 def test_what_answers_at_once_imports_neither_jax_nor_numpy_nor_scipy() -> None:
