@@ -306,6 +306,7 @@ def test_a_terminal_is_asked(monkeypatch, tmp_path, capsys):
     assert "How many searches of each? four: 'four' is not a number" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_published_name_is_an_arm_with_the_weight_decay_of_the_base(tmp_path, capsys):
     words = ["--base=lockstep:muon_vit.gin", "--group=matrices", "--optimizers"]
     assert main(["new", "comparison", "vit", *words, "muon,normuon,SOAP-H,c_muon"]) == 0

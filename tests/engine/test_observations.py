@@ -262,7 +262,7 @@ def test_a_model_or_a_group_without_logits_is_refused(edits, said, tmp_path, cap
     assert said in error and "qk_clip" in error and "Traceback" not in error
 
 
-@pytest.mark.parametrize("read_by", ["the run", "the other"])
+@short.parametrize("read_by", ["the run", "the other"])
 def test_a_shadow_has_the_observations_that_either_reads(read_by, tmp_path, capsys):
     plain = CONFIG.replace("        after: [!parts.qk_clip {largest: 0.5}]\n", "")
     own, other = (CONFIG, plain) if read_by == "the run" else (plain, CONFIG)

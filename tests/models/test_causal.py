@@ -107,7 +107,7 @@ def test_what_attention_takes_by_itself(kind, tokens, chosen):
     assert traced("plain") != traced("xla")
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [(200, 1), (1000, 4), (1024, 4), (8200, 8)])
+@short.parametrize(("tokens", "blocks"), [(300, 2), (200, 1), (1000, 4), (1024, 4), (8200, 8)])
 def test_a_tpu_has_few_blocks_which_compute_the_same(tokens, blocks):
     with computed_by(SimpleNamespace(platform="tpu")):
         found = attention._blocks(tokens)

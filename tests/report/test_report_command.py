@@ -286,6 +286,7 @@ def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_
     assert "with 3 points for each arm" in methods and "every arm 1 with 3 trials" in methods
 
 
+@pytest.mark.long
 def test_the_trials_of_an_extension_do_not_count_without_final_runs_either(tmp_path, capsys):
     text = SWEEP.replace("final: {seeds: 4}", "final: null").replace("trials: 3", "trials: 2")
     (tmp_path / "base.yaml").write_text(LONGER)

@@ -299,6 +299,7 @@ def test_a_gaussian_process_finds_a_minimum_that_sobol_misses():
     assert all(mine < other for mine, other in zip(best, of_sobol, strict=True))
 
 
+@pytest.mark.long
 def test_larger_goals_are_better_where_the_file_says_so(tmp_path):
     text = SWEEP.replace("metric: loss,", "metric: accuracy, mode: max,")
     assert compute(write(tmp_path, text, BASE), tmp_path / "sweep") == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, short
 from tests.sweep.test_sweep_extend import begun
 from tests.sweep.test_sweep_plan import BASE, planned
 from tests.sweep.test_sweep_status import printed, refused
@@ -150,7 +150,7 @@ def test_every_command_reads_a_ladder(computed, capsys):
     assert "adamw@4x" in printed(capsys, "sweep", "show", computed, "final/adamw@4x/10000")
 
 
-@pytest.mark.parametrize("rule", ["fixed", "{optimizer.learning_rate: -0.5}"])
+@short.parametrize("rule", ["fixed", "{optimizer.learning_rate: -0.5}"])
 def test_the_waves_of_a_rung_that_is_not_searched_are_of_winners(folder, capsys, rule):
     text = SWEEP.replace("{optimizer.learning_rate: -0.5}", rule).replace("  retuned: [2x]\n", "")
     (folder / "sweep.yaml").write_text(text)

@@ -488,7 +488,7 @@ def worker_of(workdir: Path) -> int:
     return json.loads(next(workdir.glob("waves/*/lock")).read_text())["pid"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@short.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_what_saves_nothing(tmp_path, number):
     """It was told that it stops after a checkpoint, and went on to compile all programs."""
     process = start(write_sweep(tmp_path), tmp_path / "sweep", "--dry_run")

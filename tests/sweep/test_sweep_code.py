@@ -346,6 +346,7 @@ def test_a_file_of_data_is_not_changed_between_two_waves(fresh):
     assert fresh.work().code == 0 and "changed" not in fresh.work().said
 
 
+@pytest.mark.long
 def test_data_that_no_trial_was_computed_with_are_not_noted(fresh):
     """The wave that was begun was refused, and the restored file was, too, as another change."""
     rows = fresh.plan_rows()

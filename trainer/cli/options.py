@@ -5,6 +5,7 @@ The options are those of options.txt, whose head says how an option is written.
 
 import argparse
 import ast
+import functools
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,11 @@ from trainer.report import FORMATS
 
 def parser() -> Parser:
     """Returns the parser of `python -m trainer`; its commands are functions in commands.py."""
+    return _parser(os.environ.get("LOCKSTEP_VOCABULARY", ""))
+
+
+@functools.cache  # it takes 25 ms
+def _parser(vocabulary: str) -> Parser:
     parser = Parser(
         prog="python -m trainer",
         description="Trains the model that a config file describes. The default command is train.",
@@ -27,7 +33,7 @@ def parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     actions: dict[str, argparse._SubParsersAction] = {}  # by the command that they are below
     paragraphs, config = _paragraphs(), Parser(add_help=False)
-    _add(config, paragraphs["@config"])
+    _add(config, paragraphs["@config"], vocabulary)
     for first, rows in paragraphs.items():
         if first.startswith("@"):
             continue
@@ -37,7 +43,7 @@ def parser() -> Parser:
         own = [row for row in rows if row not in ("@config", "@actions")]
         among = actions[above] if above else commands
         added = among.add_parser(name, parents=parents, help=" ".join(said.split()))
-        _add(added, own)
+        _add(added, own, vocabulary)
         if "@actions" in rows:
             # A command with options of its own does something without an action, too.
             kind: dict[str, Any] = {"action": Actions} if own else {"required": True}
@@ -71,7 +77,7 @@ _ROW = re.compile(
 _TYPES = {"int": int, **vars(values)}
 
 
-def _add(parser: Parser, rows: list[str]) -> None:
+def _add(parser: Parser, rows: list[str], vocabulary: str = "") -> None:
     """Adds the options in rows to a parser."""
     group = None
     for row in rows:
@@ -80,7 +86,7 @@ def _add(parser: Parser, rows: list[str]) -> None:
                 "--vocabulary",
                 action="extend",
                 type=values.names,
-                default=values.names(os.environ.get("LOCKSTEP_VOCABULARY", "")),
+                default=values.names(vocabulary),
                 metavar="PACKAGE,...",
                 help="packages of yours whose functions the config may name, besides those of the"
                 " variable LOCKSTEP_VOCABULARY; may be given several times",

@@ -75,14 +75,16 @@ class Inputs:
         # `traces` returns whether the program can be traced with some of these inputs.
 
         def find(paths: list[str]) -> list[str]:
-            """Finds the paths that cannot be traced even alone, by bisection."""
-            if not paths or traces(self._only(paths)):
-                return []
+            """Finds the paths that cannot be traced even alone, among some that cannot together."""
             # Each call of `traces` costs a trace; if one of n paths is wrong, about 2 log2(n).
             half = len(paths) // 2
-            return find(paths[:half]) + find(paths[half:]) if half else paths
+            parts = (paths[:half], paths[half:]) if half else ()
+            wrong = [part for part in parts if not traces(self._only(part))]
+            return [path for part in wrong for path in find(part)] if half else paths
 
-        wrong = set(find(list(self.values)))
+        wrong = [] if not self.values or traces(self) else list(self.values)
+        if wrong and traces(self._only([])):  # else no input is to blame, and a later error says it
+            wrong = find(wrong)
         why = "its function decides by it in Python"
         constants = {path: (self.values[path], why) for path in self.values if path in wrong}
         inputs = self._only([path for path in self.values if path not in wrong])
