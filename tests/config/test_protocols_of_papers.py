@@ -140,26 +140,35 @@ def test_a_protocol_is_explained_where_its_data_are_absent(name, capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("study", "layout", "more", "said"),
+    ("study", "layout", "trained", "more", "said"),
     [
-        ("epfl_124m", ("<u2", 20240520, 1), [], "5 arms, 30 runs of 5 programs"),
+        ("epfl_124m", ("<u2", 20240520, 1), ["data"], [], "5 arms, 30 runs of 5 programs"),
         (
             "fantastic",
             ("<u4", 20240801, 7),
+            [f"data.parts.{part}" for part in ("dclm", "starcoder", "proofpile")],
             ["--set", "ladder.values=[1x, 2x]"],
             "5 arms, 135 runs of 5 programs",
         ),
     ],
     ids=["epfl_124m", "fantastic"],
 )
-def test_the_searches_of_a_protocol_are_planned(study, layout, more, said, tmp_path, capsys):
-    sets, (dtype, *first) = [], layout
-    for split, key in (("train", "data.train"), ("val", "data.validation")):
+def test_the_searches_of_a_protocol_are_planned(
+    study, layout, trained, more, said, tmp_path, capsys
+):
+    dtype, *first = layout
+    # Short sequences are traced in a quarter of the time.
+    sets = [
+        f"{data}.{x}" for data in trained for x in (f"train: {tmp_path}/train.bin", "length: 512")
+    ]
+    sets.append(f"{trained[0]}.validation: {tmp_path}/val.bin")
+    if len(trained) > 1:
+        sets.append("data.repeat: [dclm, starcoder, proofpile]")  # this text is short
+    for split in ("train", "val"):
         header = np.zeros(256, "<i4")
         header[:3] = *first, 2**21
         tokens = np.random.default_rng(0).integers(50_000, size=2**21).astype(dtype)
         (tmp_path / f"{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
-        sets.append(f"{key}: {tmp_path / split}.bin")
     file = ROOT / "experiments" / study / "sweep.yaml"
     options = [f"--config={file}", "--set", f"set={{{', '.join(sets)}}}", *more]
     assert main(["sweep", "--check", *options]) == 0

@@ -442,6 +442,23 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_that_is_not(config: Path):
     assert '"validation/code/loss"' in summary
 
 
+def test_a_part_without_a_split_is_trained_on_and_not_evaluated(config: Path, capsys: Any):
+    splits = re.compile(r' test: "[^"]*",\s+validation: "[^"]*",')
+    text = config.read_text().replace("code/loss", "loss")
+    web, code = splits.findall(text)
+    config.write_text(text.replace(code, ""))
+    assert train("--workdir=web") == 0
+    last = runs.lines(Path("web"))[-1]
+    assert last["validation/loss"] == last["validation/web/loss"]
+    assert "validation/code/loss" not in last
+    config.write_text(text.replace(code, "").replace(web, ""))
+    capsys.readouterr()
+    assert train("--workdir=neither") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "run.yaml:" in said and "The data set has splits {}" in said
+    assert "data.tokens has those whose shards validation= and test= name" in said
+
+
 KILLING = """
 import os, signal
 

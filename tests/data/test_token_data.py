@@ -310,7 +310,6 @@ def test_a_file_that_is_not_a_whole_shard_is_named(tmp_path: Path, how: str, wor
         ({"train": "made"}, ["'made'. Give", "such as 'made/train_*.bin' or 'made/validation_"]),
         ({"test": "bare"}, ["shards of test= include the folder 'bare'. It has no files"]),
         ({"train": "pipe"}, ["'pipe', which is not a regular file"]),
-        ({"test": None}, ["neither a validation nor a test split", "validation= or test="]),
         ({"validation": "test.bin"}, ["a shard of both validation and test"]),
         ({"length": 50}, ["50 training tokens", "length + 1 = 51", "at most 49"]),
         ({"length": 0}, ["length to be at least 1"]),

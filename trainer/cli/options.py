@@ -74,7 +74,6 @@ _ROW = re.compile(
     r"(?:\s\s+(.+))?",  # the help
     re.DOTALL,
 )
-_TYPES = {"int": int, **vars(values)}
 
 
 def _add(parser: Parser, rows: list[str], vocabulary: str = "") -> None:
@@ -101,7 +100,7 @@ def _add(parser: Parser, rows: list[str], vocabulary: str = "") -> None:
             "action": "store_true" if value is None else "append" if often == "..." else None,
             "choices": choices,
             "metavar": None if choices else value,
-            "type": _TYPES[kind] if kind else None,
+            "type": {"int": int, **vars(values)}[kind] if kind else None,
             "nargs": None if often == "..." else often,
             "default": ast.literal_eval(default) if default else None,
             "dest": dest,

@@ -139,13 +139,8 @@ class TokenDataset:
         self.splits = {split: -(-count // length) for split, count in self._predicted.items()}
 
     def _check_sizes(self, train: int, length: int) -> None:
-        """Raises ValueError if a split has too few tokens, or there is none to evaluate."""
+        """Raises ValueError if a split has too few tokens."""
         name, batch_size = self._name, self.batch_size
-        if not self._eval:
-            raise ValueError(
-                f"{name} has neither a validation nor a test split, and every evaluation needs "
-                "one. Give the shards of one as validation= or test=, such as 'val_*.bin'."
-            )
         if train <= length:
             raise ValueError(
                 f"{name} has {train} training tokens, but a sequence has length + 1 = "
@@ -326,7 +321,8 @@ def tokens(
         train: one path or glob such as "fineweb_train_*.bin", or several, of the shards to train
             on, which are read in this order, and by name in a glob.
         validation: those of the validation split; None for no such split.
-        test: those of the test split; None for no such split.
+        test: those of the test split; None for no such split. A run needs one of the two, of which
+            the parts of a `mixture` may have none, if another part does.
         length: number of positions of an example.
         batch_size: examples per training batch, over all processes.
         tokenizer: the path of the tokenizer.json that made the shards; None for the one beside the

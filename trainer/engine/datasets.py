@@ -109,7 +109,8 @@ def split_sizes(data: Any) -> dict[str, int | None]:
             f"The data set has splits {splits!r}. The attribute must list what evaluate(split) "
             "takes: 'validation', 'test' or both, or named parts of them, such as "
             "'validation/code'; or be a dict from these names to numbers of examples. A data set "
-            "without it is evaluated with evaluate(), as its test split."
+            "without it is evaluated with evaluate(), as its test split. data.tokens has those "
+            "whose shards validation= and test= name."
         )
     if both := next((split for split in splits if split_parts(splits, split)), None):
         raise ValueError(

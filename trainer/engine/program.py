@@ -72,15 +72,15 @@ class Inputs:
 
     def keep_traceable(self, traces: Callable[["Inputs"], bool]) -> "Inputs":
         """Returns these inputs without untraceable ones, which become constants."""
-        # `traces` returns whether the program can be traced with some of these inputs.
 
+        # `traces` returns whether the program can be traced with some of these inputs.
         def find(paths: list[str]) -> list[str]:
             """Finds the paths that cannot be traced even alone, among some that cannot together."""
             # Each call of `traces` costs a trace; if one of n paths is wrong, about 2 log2(n).
             half = len(paths) // 2
             parts = (paths[:half], paths[half:]) if half else ()
-            wrong = [part for part in parts if not traces(self._only(part))]
-            return [path for part in wrong for path in find(part)] if half else paths
+            wrong = [path for p in parts if not traces(self._only(p)) for path in find(p)]
+            return wrong if half else paths
 
         wrong = [] if not self.values or traces(self) else list(self.values)
         if wrong and traces(self._only([])):  # else no input is to blame, and a later error says it
