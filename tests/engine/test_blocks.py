@@ -199,7 +199,7 @@ def advance(program: Program, lengths: list[int], state: Any, bad: tuple[int, ..
     return state, rows
 
 
-@short.parametrize("name", CASES, lambda name: next(iter(CASES[name])))
+@short.parametrize("name", CASES, lambda name: name == "bfloat16")
 def test_a_block_has_the_bits_of_single_steps(name):
     bad = (4,) if name == "skip" else ()
 

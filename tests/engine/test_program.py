@@ -622,6 +622,7 @@ def test_a_step_that_makes_parameters_infinite_counts_as_not_finite(action):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.params, state.ema)))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")  # optax's, of its own argument
 def test_an_optimizer_gets_the_gradients_of_single_examples():
     # Abadi et al. 2016, algorithm 1, without its noise: the mean of clipped gradients.

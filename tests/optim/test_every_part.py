@@ -36,6 +36,7 @@ def test_a_part_has_the_name_by_which_a_config_calls_it(name: str):
     assert part_of(name).name == f"parts.{name}"
 
 
+@pytest.mark.long
 def test_parts_that_ignore_or_replace_lengths_return_the_same_for_longer_directions():
     # The factors of this one begin at the identity, and forget that in some hundred updates.
     for name in sorted({*parts.__all__} - {"kl_shampoo"}):

@@ -68,6 +68,7 @@ def three_groups(**options):
     )
 
 
+@pytest.mark.long
 def test_a_group_is_updated_as_by_its_optimizer_alone():
     # The reference knows nothing of groups: optax on each part of the gradients, by hand.
     params = make_params()

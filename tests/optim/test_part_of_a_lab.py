@@ -215,9 +215,9 @@ def test_circuit_muon_agrees_with_its_authors_function():
 @short.parametrize(
     ("name", "said"),
     [
+        ("muown", "  experiments.parts.muown.muown: scale 0.2, target 1, steps 40, power 1.2"),
         ("dion", "  experiments.parts.dion.dion: rank 8, decay 0.95"),
         ("circuit-muon", "  experiments.parts.circuit.circuit: num_heads 2, damping 0.001"),
-        ("muown", "  experiments.parts.muown.muown: scale 0.2, target 1, steps 40, power 1.2"),
         ("newton-muon", "  experiments.parts.newton.newton: every 20, weight 0.05, damping 0.2"),
     ],
 )

@@ -257,6 +257,7 @@ def extended(folder: Path, text: str) -> None:
     assert main(["sweep", "extend", str(folder), f"--config={file}"]) == 0
 
 
+@pytest.mark.long
 def test_winners_of_the_test_split_are_said_to_be_so(tmp_path, capsys):
     """A verdict said that no run had another split, where the file had chosen this one."""
     (tmp_path / "base.yaml").write_text(LONGER)

@@ -321,6 +321,7 @@ def same(sweep: Path, other: Path) -> None:
     assert ours == theirs
 
 
+@pytest.mark.long
 @short.parametrize("number", [1, 0, 2, 4])
 def test_a_worker_that_is_killed_while_it_chooses_changes_nothing(tmp_path, computed, number):
     file, workdir = write(tmp_path, SWEEP, BASE), tmp_path / "sweep"

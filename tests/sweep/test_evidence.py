@@ -316,6 +316,7 @@ def test_another_winner_in_final_json_is_found(copied):
     assert "its winner of two in search 0 of revision 1 is" in faults(copied)["final.json"]
 
 
+@pytest.mark.long
 def test_a_sweep_agrees_with_itself_at_every_stage(tmp_path):
     """Planned, with a wave that a killed worker left, computed, extended, and computed again."""
     file, folder = write_sweep(tmp_path), tmp_path / "sweep"

@@ -321,22 +321,19 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     assert "is finite" in capsys.readouterr().out
 
 
-REPLAYED = [  # a step, the batch that it computed, where its replay starts, and the exit code
-    (13, 15, "checkpoint of step 12", 1),
-    (11, 11, "initial state", 1),
-    (12, 14, "initial state", 0),
-    (14, 19, "initial state", 0),  # 15 and 16 lead back below the checkpoint
-]
-
-
-@short.parametrize("steps", [REPLAYED[:1], REPLAYED[1:]], ids=["of a checkpoint", "of the start"])
-def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys, steps):
+@pytest.mark.long
+def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15, 16)", "experiment.keep_latest = 1\n")
     workdir = tmp_path / "run"
     assert runs.train(config, workdir, "--until=12") == 75
     capsys.readouterr()
     replay = ["replay", str(workdir), "--vocabulary=unruly"]
-    for step, batch, start, code in steps:
+    for step, batch, start, code in (
+        (11, 11, "initial state", 1),
+        (12, 14, "initial state", 0),
+        (13, 15, "checkpoint of step 12", 1),
+        (14, 19, "initial state", 0),  # 15 and 16 lead back below the checkpoint
+    ):
         assert main([*replay, f"--step={step}"]) == code
         said = capsys.readouterr().out
         assert f"Started from the {start}." in said, said
