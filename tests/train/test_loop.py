@@ -321,7 +321,6 @@ def test_replay_looks_into_scans_and_names_parameters(tmp_path, capsys):
     assert "is finite" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_replay_repeats_the_rollbacks_of_the_run(tmp_path, capsys):
     config = poisoned(tmp_path, "rollback", "(10, 11, 15, 16)", "experiment.keep_latest = 1\n")
     workdir = tmp_path / "run"

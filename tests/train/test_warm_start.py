@@ -85,7 +85,6 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
-@pytest.mark.long
 def test_fresh_parameters_are_not_those_that_another_run_of_this_seed_began_with(tmp_path):
     """Each run pretrains the next one, with equal seeds, and the head begins anew every time."""
     began, ended = [], []
