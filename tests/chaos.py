@@ -84,7 +84,7 @@ def _announce(where: Path) -> None:
         setattr(owner, name, outer)
 
     told(program.Program, "compile", "compile")
-    told(evaluation.Evaluation, "run", "evaluate")
+    told(evaluation.Evaluation, "run_split", "evaluate")
     told(checkpoint.Checkpoints, "save", "save")
     told(checkpoint.Checkpoints, "restore", "restore")
     told(loop.Loop, "_read_after", "step")  # before the first block

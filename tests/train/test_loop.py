@@ -777,7 +777,7 @@ def test_a_run_is_watched(tmp_path, capfd, options, what):
 def test_a_second_stop_before_the_last_evaluation_does_not_lose_it(tmp_path, config, monkeypatch):
     whole, workdir = tmp_path / "whole", tmp_path / "run"
     assert runs.train(config, whole) == 0
-    stop_in(monkeypatch, Evaluation, "run", lambda state: int(state.step) == 20)
+    stop_in(monkeypatch, Evaluation, "run_split", lambda state: int(state.step) == 20)
     assert runs.train(config, workdir) == 75
     monkeypatch.undo()
     monkeypatch.syspath_prepend(runs.LAB)
