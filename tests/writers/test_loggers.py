@@ -171,11 +171,16 @@ def test_a_run_that_was_stopped_continues_the_same_run(tmp_path: Path, loggers: 
     assert [again[name].rows for name in NAMES] == [both[name].rows for name in NAMES]
 
 
-def test_a_run_that_was_killed_is_logged_as_one_that_was_not(tmp_path: Path, loggers: None) -> None:
+def test_a_run_that_was_killed_is_logged_as_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loggers: None
+) -> None:
     config, folder = runs.write_config(tmp_path, "experiment.steps = 400\n"), tmp_path / "run"
     slow = "data=!unruly.sleepy {at: 1, seconds: 0.03, every: true}"
     command = runs.options(config, folder, *BOTH, "--set", slow)
+    # On a busy machine it would end before both have written a row.
+    monkeypatch.setenv("UNRULY_SLOWER", "10")
     started = runs.process(*command)
+    monkeypatch.delenv("UNRULY_SLOWER")
     deadline = time.monotonic() + runs.LONG
     while time.monotonic() < deadline:
         both = read(folder)

@@ -139,7 +139,8 @@ class Sleepy(Points):
         self.at, self.seconds, self.every = at, seconds, every
 
     def batch(self, batch_index, batch):
-        time.sleep(self.seconds if self.every or batch_index == self.at else 0)
+        seconds = self.seconds * float(os.environ.get("UNRULY_SLOWER", "1"))
+        time.sleep(seconds if self.every or batch_index == self.at else 0)
         return batch
 
 
