@@ -82,9 +82,10 @@ class Inputs:
             wrong = [path for p in parts if not traces(self._only(p)) for path in find(p)]
             return wrong if half else paths
 
-        wrong = [] if not self.values or traces(self) else list(self.values)
-        if wrong and traces(self._only([])):  # else no input is to blame, and a later error says it
-            wrong = find(wrong)
+        if not self.values or traces(self):
+            return self
+        # If nothing can be traced, no input is to blame, and a later trace says what is.
+        wrong = find([*self.values]) if traces(self._only([])) else [*self.values]
         why = "its function decides by it in Python"
         constants = {path: (self.values[path], why) for path in self.values if path in wrong}
         inputs = self._only([path for path in self.values if path not in wrong])
@@ -199,16 +200,14 @@ class Program:
         return True
 
     def _drop_inputs(self) -> None:
-        """Turns the inputs that cannot be traced into constants, unless something else is wrong."""
+        """Turns the inputs that cannot be traced into constants."""
 
         def traces(inputs: Inputs) -> bool:
             program = Program(self.experiment, inputs, list(self.mesh.devices.flat))
             return program._traces(program._first.find_shapes())
 
-        # Otherwise something else cannot be traced, and the caller's trace raises the error.
-        if traces(Inputs()):
-            self.inputs = self.inputs.keep_traceable(traces)
-            self._first = FirstState(self.experiment, self.sharding, self.inputs)
+        self.inputs = self.inputs.keep_traceable(traces)
+        self._first = FirstState(self.experiment, self.sharding, self.inputs)
 
     def init(self, seed: int | None = None, warm_starts: int = 0) -> State:
         """Computes the state before the first step, in one compiled program."""
