@@ -118,9 +118,10 @@ def test_all_splits_have_one_program_and_only_the_last_batch_is_part_of_it(monke
         for batch in program.evaluation.batches(split)
     ]
     shorter = {name: x[:-1] for name, x in batches[0].items()}
-    whole = program.evaluation.run(state, batches * 3)
+    whole = program.evaluation.run_split(state, "test", lambda _: iter(batches * 3))
     looped.clear()
-    assert program.evaluation.run(state, [*batches, shorter, *batches]) != whole
+    mixed = [*batches, shorter, *batches]
+    assert program.evaluation.run_split(state, "test", lambda _: iter(mixed)) != whole
     assert looped == [len(batches), 1, len(batches)]
 
 
@@ -221,5 +222,6 @@ def test_stacked_batches_stay_below_64_mib(monkeypatch):
     monkeypatch.setattr("trainer.engine.evaluation.MOST_BYTES", 3 * 8 * (5 + 1 + 1) * 4)
     program = Program(experiment(log_every=64, eval_every=64, save_every=64))
     batches = list(program.experiment.data.evaluate())
-    program.evaluation.run(program.init(), [*batches * 2, batches[0]])
+    given = [*batches * 2, batches[0]]
+    program.evaluation.run_split(program.init(), "test", lambda _: iter(given))
     assert looped == [2, 2, 1]

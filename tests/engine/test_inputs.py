@@ -199,8 +199,7 @@ def test_other_values_of_the_inputs_are_those_of_their_config_and_compile_nothin
     assert changed == wanted and changed != first
     jax.tree.map(np.testing.assert_array_equal, state, wanted_state)
     metrics = [
-        p.evaluation.run(s, p.experiment.data.evaluate())
-        for p, s in ((program, state), (other, wanted_state))
+        p.evaluation.run_split(s, "test") for p, s in ((program, state), (other, wanted_state))
     ]
     assert metrics[0] == metrics[1], "The evaluation has the run's label smoothing."
 

@@ -152,13 +152,13 @@ def test_an_optimizer_that_needs_more_than_gradients_learns(name):
     program = Program(experiment(optimizer=EXTRAS[name], data=WholeSet(), steps=30))
     state, losses = program.init(), []
     batch = program.feed.to_devices(next(program.experiment.data.train(0, 0)))
-    evaluated = program.evaluation.run(state, program.experiment.data.evaluate())
+    evaluated = program.evaluation.run_split(state, "test")
     assert np.isfinite(evaluated["loss"])
     for _ in range(30):
         state, metrics = program.step(state, batch)
         losses.append(float(metrics["train/loss"]))
     assert losses[-1] < 0.9 * losses[0]
-    assert np.isfinite(program.evaluation.run(state, program.experiment.data.evaluate())["loss"])
+    assert np.isfinite(program.evaluation.run_split(state, "test")["loss"])
 
 
 @pytest.mark.parametrize("name", ["sgd, backtracking", "lbfgs", "sophia", "sam"])

@@ -176,7 +176,7 @@ def test_a_run_equals_a_loop_written_by_hand():
 def test_the_last_partial_batch_has_its_own_weight():
     program = Program(experiment())
     state, _ = run(program, 3)
-    results = program.evaluation.run(state, program.experiment.data.evaluate())
+    results = program.evaluation.run_split(state, "test")
     data = program.experiment.data
     outputs = Net().apply({"params": state.params}, data.x[40:])
     wanted = float(np.mean(np.argmax(outputs, -1) == data.y[40:]))
@@ -270,7 +270,7 @@ def test_a_mask_without_one_float_per_example_is_refused(change, words, when):
     with pytest.raises(ComponentError, match=rf"'mask'.*{words}") as caught:
         if when == "run":
             program.evaluation.check(program.abstract_state())
-            program.evaluation.run(program.init(), program.experiment.data.evaluate())
+            program.evaluation.run_split(program.init(), "test")
         else:
             program.evaluation.check(program.abstract_state())
     assert caught.value.component == "data"
@@ -280,7 +280,7 @@ def test_a_mask_without_one_float_per_example_is_refused(change, words, when):
 def test_an_evaluation_without_an_example_is_an_error(data):
     program = Program(experiment(data=data))
     with pytest.raises(ComponentError, match=r"evaluate\(\) yielded no example") as caught:
-        program.evaluation.run(program.init(), program.experiment.data.evaluate())
+        program.evaluation.run_split(program.init(), "test")
     assert caught.value.component == "data"
 
 
@@ -292,7 +292,7 @@ def test_a_batch_of_padding_does_not_change_the_result():
             yield from [nothing, *whole, nothing, last]
 
     results = [
-        program.evaluation.run(program.init(), program.experiment.data.evaluate())
+        program.evaluation.run_split(program.init(), "test")
         for program in (Program(experiment()), Program(experiment(data=Filled())))
     ]
     assert results[0] == results[1]
@@ -332,7 +332,7 @@ def test_a_mask_of_training_is_one_or_zero(value):
 def test_a_metric_may_have_any_name_and_names_are_not_executed(name):
     accuracy = clu_metrics.Average.from_fun(hit)
     program = Program(experiment(metrics={name: accuracy, "merge": accuracy}))
-    results = program.evaluation.run(program.init(), program.experiment.data.evaluate())
+    results = program.evaluation.run_split(program.init(), "test")
     assert set(results) == {"loss", name, "merge"} and results[name] == results["merge"]
 
 
@@ -344,7 +344,7 @@ class WholeBatches(Points):
 def test_metrics_of_clu_are_accepted():
     metrics = {"theirs": clu_metrics.Accuracy, "ours": clu_metrics.Average.from_fun(hit)}
     program = Program(experiment(metrics=metrics, data=WholeBatches()))
-    results = program.evaluation.run(program.init(), program.experiment.data.evaluate())
+    results = program.evaluation.run_split(program.init(), "test")
     assert results["theirs"] == pytest.approx(results["ours"])
 
 
@@ -493,7 +493,7 @@ def test_evaluation_uses_the_average_of_the_parameters():
         state, _ = program.step(state, program.feed.to_devices(next(batches)))
         average = jax.tree.map(lambda a, p: 0.8 * a + 0.2 * np.asarray(p), average, state.params)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), state.ema, average)
-    results = program.evaluation.run(state, program.experiment.data.evaluate())
+    results = program.evaluation.run_split(state, "test")
     outputs = Net().apply({"params": average}, program.experiment.data.x[40:])
     losses = cross_entropy(outputs, {"label": program.experiment.data.y[40:]})
     assert results["loss"] == pytest.approx(float(np.mean(losses)), rel=1e-4)
@@ -505,7 +505,7 @@ def test_the_average_is_taken_of_the_optimizers_evaluation_parameters():
     for decay in (None, 0.0):  # an average that forgets all but the last
         program = Program(experiment(optimizer=free, ema_decay=decay))
         state, _ = run(program, 5)
-        ends.append(program.evaluation.run(state, program.experiment.data.evaluate()))
+        ends.append(program.evaluation.run_split(state, "test"))
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 

@@ -58,16 +58,12 @@ class Evaluation:
         """Yields this process's shards of the batches of a split, once."""
         return eval_batches(self._experiment.data, split, self._shard)
 
-    def run(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
-        """Computes the loss, its aux values and the metrics over all batches of a split."""
+    def _sums(self, state: State, batches: Iterable[Batch]) -> Any:
+        """Returns the sums of the loss, its aux values and the metrics over batches."""
         # All examples, or all positions, have equal weights. `batches` are this process's shards;
         # their "mask", float32 [batch] or [batch, positions], is 1 for what counts and 0 for
         # padding. A batch may consist of padding only, so that all processes have equally many. Its
         # number of examples need not divide over the devices, but is the same in every process.
-        return self._metric_accumulator.results(self._sums(state, batches))
-
-    def _sums(self, state: State, batches: Iterable[Batch]) -> Any:
-        """Returns the sums of the loss, its aux values and the metrics over batches."""
         # Once for all batches: averages are functions of the state alone.
         given = self.params(state), state.model_state, state.hyperparams
         batches = iter(batches)
@@ -108,7 +104,7 @@ class Evaluation:
     def run_examples(self, state: State, batches: Iterable[Batch], most: int) -> Examples:
         """Computes loss and metrics of each of the first `most` examples of a split."""
         # Metrics that are not means over examples are left out. The weighted means of the others
-        # are those of `run`, up to rounding. `batches` are as for `run`, of the only process.
+        # are those of `run_split`, up to rounding. `batches` are those of the only process.
         given = self.params(state), state.model_state, state.hyperparams
 
         def sums_of(batch: Batch) -> Any:
@@ -162,7 +158,7 @@ class Evaluation:
 
     def _trace(self, given: Any, batch: Any, size: int) -> None:
         """Traces the evaluation of a batch, and notes which aux values the loss returns."""
-        # `run` starts with zeros for every aux value: if they appeared with the first batch, the
+        # `_sums` starts with zeros for every aux value: if they appeared with the first batch, the
         # second would be compiled again.
         nothing = jax.eval_shape(self._metric_accumulator.empty)
         traced = self._evaluate.trace(nothing, given, batch, size=size)
