@@ -33,9 +33,9 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same_results(ours: list[dict], theirs: list[dict], before: Path, after: Path) -> None:
     """Asserts that rows are equal, or on another machine or version begin close to each other.
 
-    There the first row that differs is compared, and of later ones only what they name: at these
-    learning rates a difference by rounding grows tenfold in 50 steps. A CPU without AVX-512 was at
-    2% in the first and at 16% in the second.
+    There the first two rows that differ are compared, and of later ones only what they name: at
+    these learning rates a difference by rounding grows tenfold in 50 steps. At a rate above 0.3 it
+    is one row: on a CPU without AVX-512 the first differed by 2%, and the second by 16%.
     """
     prints = [
         json.loads((folder / "run.json").read_text())["fingerprint"] for folder in (before, after)
@@ -47,7 +47,7 @@ def same_results(ours: list[dict], theirs: list[dict], before: Path, after: Path
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
     assert all(math.isfinite(x) for row in ours for x in row.values())
     differing = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
-    for one, other in differing[:1]:
+    for one, other in differing[: 1 if theirs[0].get("learning_rate/all", 0) > 0.3 else 2]:
         assert one == pytest.approx(other, rel=0.1, abs=0.1), one["step"]
 
 
