@@ -456,7 +456,7 @@ def test_a_part_without_a_split_is_trained_on_and_not_evaluated(config: Path, ca
     assert train("--workdir=neither") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "run.yaml:" in said and "The data set has splits {}" in said
-    assert "data.tokens has those whose shards validation= and test= name" in said
+    assert "Every run needs a validation or a test split to evaluate: give data.tokens" in said
 
 
 KILLING = """

@@ -321,8 +321,8 @@ def tokens(
         train: one path or glob such as "fineweb_train_*.bin", or several, of the shards to train
             on, which are read in this order, and by name in a glob.
         validation: those of the validation split; None for no such split.
-        test: those of the test split; None for no such split. A run needs one of the two, of which
-            the parts of a `mixture` may have none, if another part does.
+        test: those of the test split; None for no such split. A run needs one of the two; of the
+            parts of a `mixture`, one part does.
         length: number of positions of an example.
         batch_size: examples per training batch, over all processes.
         tokenizer: the path of the tokenizer.json that made the shards; None for the one beside the

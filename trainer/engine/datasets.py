@@ -105,12 +105,16 @@ def split_sizes(data: Any) -> dict[str, int | None]:
     splits = getattr(data, "splits", ("test",))
     listed = isinstance(splits, Collection) and not isinstance(splits, str)
     if not listed or not splits or not all(_SPLIT.fullmatch(str(split)) for split in splits):
+        needed = (
+            " Every run needs a validation or a test split to evaluate: give data.tokens the "
+            "shards of one as validation= or test=, such as 'val_*.bin'."
+        )
         raise ValueError(
-            f"The data set has splits {splits!r}. The attribute must list what evaluate(split) "
-            "takes: 'validation', 'test' or both, or named parts of them, such as "
-            "'validation/code'; or be a dict from these names to numbers of examples. A data set "
-            "without it is evaluated with evaluate(), as its test split. data.tokens has those "
-            "whose shards validation= and test= name."
+            f"The data set has splits {splits!r}.{needed if listed and not splits else ''} The "
+            "attribute must list what evaluate(split) takes: 'validation', 'test' or both, or "
+            "named parts of them, such as 'validation/code'; or be a dict from these names to "
+            "numbers of examples. A data set without it is evaluated with evaluate(), as its test "
+            "split."
         )
     if both := next((split for split in splits if split_parts(splits, split)), None):
         raise ValueError(
