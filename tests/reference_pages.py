@@ -135,7 +135,7 @@ def commands() -> str:
     """Writes the options of all commands, from the parsers themselves."""
     parser = options.parser()
     config = argparse.ArgumentParser(add_help=False)
-    options._add(config, options._paragraphs()["@config"])
+    options._add(config, options._paragraphs()["@config"], vocabulary="")
     shared = {action.dest: action for action in _actions(config)}
     text = "## Options of a config\n\nThe commands that read a config take these options:\n\n"
     text += _options(config, shared.values())

@@ -1,6 +1,7 @@
 """The house rules and the pages, compared with the syntax trees of the three packages."""
 
 import ast
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -469,6 +470,7 @@ def exists(module: str, name: str) -> bool:
     return hasattr(importlib.import_module(module), name) or is_module(module, name)
 
 
+@functools.cache
 def is_module(module: str, name: str) -> bool:
     """Returns whether a package has a module or a package of that name."""
     is_package = hasattr(importlib.import_module(module), "__path__")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import runs, short
+from tests import runs
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_halving import compute, write
 from tests.sweep.test_sweep import folders, rows
@@ -322,7 +322,7 @@ def same(sweep: Path, other: Path) -> None:
 
 
 @pytest.mark.long
-@short.parametrize("number", [1, 0, 2, 4])
+@pytest.mark.parametrize("number", [1, 0, 2, 4])
 def test_a_worker_that_is_killed_while_it_chooses_changes_nothing(tmp_path, computed, number):
     file, workdir = write(tmp_path, SWEEP, BASE), tmp_path / "sweep"
     options = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", "--plan_only"]

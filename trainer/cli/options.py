@@ -76,7 +76,7 @@ _ROW = re.compile(
 )
 
 
-def _add(parser: Parser, rows: list[str], vocabulary: str = "") -> None:
+def _add(parser: Parser, rows: list[str], vocabulary: str) -> None:
     """Adds the options in rows to a parser."""
     group = None
     for row in rows:
