@@ -116,13 +116,15 @@ def test_kernels_and_embedding_start_with_the_deviations_of_the_sources():
         params, _ = experiment.model.init(jax.random.key(0), batch)
         return {path: float(np.std(x)) for path, x in flatten(params).items()}
 
-    small = ["model.depth=2", "model.vocab_size=1000", "data.vocab_size=1000"]
-    found = deviations(built("epfl_124m.yaml", *small))
+    small = ["model.depth=2", "model.vocab_size=1000"]
+    found = deviations(built("epfl_124m.yaml", *small, "data.vocab_size=1000"))
     wanted = {"blocks/attn/qkv/kernel": 0.02, "blocks/mlp/up/kernel": 0.02, "embed/embedding": 0.02}
     wanted |= {"blocks/mlp/gate/kernel": 0.02, "blocks/attn/out/kernel": 0.02 / math.sqrt(4)}
     for path, deviation in wanted.items():
         assert found[path] == pytest.approx(deviation, rel=0.01), path
-    found = deviations(built("fantastic_130m.gin", *small, "data.end_of_text=0"))
+    for part in ("dclm", "starcoder", "proofpile"):
+        small += [f"data.parts.{part}.vocab_size=1000", f"data.parts.{part}.end_of_text=0"]
+    found = deviations(built("fantastic_130m.gin", *small))
     wanted = {"blocks/attn/qkv/kernel": 512**-0.5, "head/kernel": 512**-0.5}
     wanted |= {"blocks/mlp/gate/kernel": 512**-0.5, "embed/embedding": 1 / 512}
     for path, deviation in wanted.items():
