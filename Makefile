@@ -6,6 +6,9 @@ PIP := $(RUN) -m pip --disable-pip-version-check --no-input -qq
 # Python compiles what is imported, a small part of the packages; pip would compile all of them.
 INSTALL := $(PIP) install --no-compile
 CONFIG := configs/muon_vit.gin
+# Some images of containers set it. Each of the hundreds of processes of the tests would then compile
+# what it imports, which takes three times as long as importing it.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Prints the first Python of those offered that can make a virtual environment for us.
 define FIND_PYTHON
