@@ -157,6 +157,60 @@ def test_a_constant_speedup_is_found_on_every_rung():
     assert climb.trend("muon").estimate.value == pytest.approx(0, abs=0.004)  # type: ignore[union-attr]
 
 
+def clocked(slowest: float = 1.0, **fields: object) -> list[Workload]:
+    """Returns rungs on which a step of muon costs 1.1 times the FLOPs, and 1.25 times the time.
+
+    A run of each arm takes `slowest` times as long as the others; `fields` are of the runs of muon.
+    """
+    rungs = ladder(power_law(lambda steps: 1.5, 0.006))
+
+    def timed(each: Result) -> Result:
+        flops, seconds = (1.1e9, 0.0125) if each.arm == "muon" else (1e9, 0.01)
+        seconds *= slowest if each.search == 2 else 1.0
+        summary = replace(each.summary, step=each.steps, seconds=seconds * each.steps)
+        more = fields if each.arm == "muon" else {}
+        return replace(each, flops=flops, summary=summary, **more)  # type: ignore[arg-type]
+
+    return [replace(each, finals=tuple(map(timed, each.finals))) for each in rungs]
+
+
+def test_speedups_in_flops_and_in_time_are_those_in_steps_over_what_a_step_costs():
+    rungs = clocked(slowest=1.9)  # of which the median takes no notice
+    climb = Climb(rungs)
+    for cost, times in {"FLOPs": 1.1, "training time": 1.25}.items():
+        for each, in_steps in zip(climb.speedups_in(cost), climb.speedups, strict=True):
+            assert (each.rung, each.bounds) == (in_steps.rung, in_steps.bounds)
+            assert math.exp(each.estimate.value) == pytest.approx(  # type: ignore[union-attr]
+                math.exp(in_steps.estimate.value) / times,  # type: ignore[union-attr]
+                rel=1e-9,
+            )
+    (said, *_) = found = speedup_sentences(rungs)
+    assert said.startswith("Speed-ups over adamw in steps to an equal result (over 5 searches")
+    assert [text.split(" 1.")[0] for text in found[1:3]] == [
+        "In FLOPs: muon",
+        "In training time: muon",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"at_once": 4}, "several runs were computed at once, by vmap."),
+        ({"fingerprint": {"devices": "1 x H100"}}, "runs were computed on different devices."),
+        ({"load": 1.5}, "the machine was busy with other work."),
+        ({"slowest": 3.0}, "A step of final/adamw@1x/2 took 3.0 times as long"),
+    ],
+)
+def test_no_speedup_is_in_times_that_cannot_be_compared(fields, why):
+    rungs = clocked(**fields)
+    assert [*Climb(rungs).costs] == ["steps", "FLOPs"]
+    assert f"None is given in training time: {why}" in " ".join(speedup_sentences(rungs))
+
+
+def test_costs_that_do_not_rise_match_nothing():
+    assert match([100, 100, 400], [3.0, 2.0, 1.0], 1.5, sign=1) is None
+
+
 def test_beyond_the_longest_run_of_the_baseline_there_is_a_bound():
     rungs = ladder(power_law(lambda steps: 2.5))
     top = Climb(rungs).speedups[-1]
@@ -289,7 +343,8 @@ def test_pairs_are_compared_on_each_rung_and_the_error_is_divided_among_them(tmp
     assert "workloads" not in [panel.name for panel in report.panels]
     (panel,) = [panel for panel in report.panels if panel.name == "ladder"]
     tables = {table.name: table for table in panel.blocks[0].tables}
-    assert set(tables) == {"ladder_speedups", "ladder_trends", "ladder_rates", "ladder_powers"}
+    speedups, trends = {"ladder_speedups", "ladder_speedups_flops"}, {"ladder_trends"}
+    assert set(tables) == {*speedups, *trends, "ladder_rates", "ladder_powers"}
     from trainer.report.pairs import compare_arms
 
     (pair,) = compare_arms(rungs[0])

@@ -19,7 +19,6 @@ from tests.sweep.test_sweep_plan import (
     defined,
     planned,
 )
-from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.config import load
 from trainer.config.tree import same
@@ -477,18 +476,6 @@ def test_an_extension_that_was_taken_for_dead_undoes_none_that_was_made_meanwhil
     monkeypatch.undo()
     code, stored, _ = extend(folder, SWEEP_TEXT, "trials=6", "seeds=2", options=heartbeat)
     assert code == 0 and stored.revision == 3
-
-
-@pytest.mark.long
-def test_a_plan_of_the_first_format_is_extended(folder):
-    sweep, _ = begun(folder, SWEEP_TEXT)
-    first_format(sweep / "plan.json")
-    old = read_plan(sweep)
-    code, new, _ = extend(folder, SWEEP_TEXT, "trials=5")
-    assert (code, new.revision) == (0, 2)
-    check_kept(old, new)
-    content = json.loads((sweep / "plan.json").read_text())
-    assert content["format"] == 2 and "vocabulary" not in content["revisions"][0]
 
 
 def test_an_edited_or_missing_revision_is_refused(folder):

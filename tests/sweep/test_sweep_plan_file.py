@@ -1,7 +1,6 @@
 """The plan in the folder of a sweep: what is written, read again, and refused."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -32,7 +31,6 @@ from trainer.sweep.plan import Plan, SharedProgram, plan_sweep
 from trainer.sweep.plan_file import check_same, digest_of, read_plan, write_plan
 from trainer.sweep.programs import find_programs
 from trainer.sweep.reading import Definition
-from trainer.sweep.spaces import canonical
 from trainer.workdir import folder as workdir
 
 TREES = """base: base.yaml
@@ -50,11 +48,6 @@ seeds: [4, 2]
 goal: {metric: loss, target: 0.5}
 final: null
 """
-
-DIGESTED_BEFORE = (
-    *("arms", "seeds", "final_seeds", "goal", "budgets", "checkpoints", "vmap", "looks"),
-    *("skewed", "offsets", "trials"),
-)
 
 TWO_ARMS = f"""base: base.yaml
 arms:
@@ -364,18 +357,6 @@ def test_a_damaged_plan_is_refused_in_a_sentence(folder, name):
     assert part in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-def first_format(file: Path) -> dict:
-    """Rewrites a plan of one revision as earlier versions wrote it; returns its content."""
-    content = json.loads(file.read_text())
-    (revision,) = content["revisions"]
-    old = {"format": 1, "vocabulary": revision.pop("vocabulary"), "revisions": [revision]}
-    # Their digest covered neither programs nor reasons.
-    text = canonical({key: revision[key] for key in revision if key in DIGESTED_BEFORE})
-    revision["digest"] = hashlib.sha256(text.encode()).hexdigest()
-    file.write_text(json.dumps(old))
-    return old
-
-
 def test_every_field_of_a_plan_is_part_of_its_digest(folder):
     """FLOPs of a program were not, nor were reasons and the vocabulary."""
     of_mine(folder)
@@ -400,17 +381,12 @@ def test_every_field_of_a_plan_is_part_of_its_digest(folder):
     assert read_plan(folder / "sweep").vocabulary == ("mine",)
 
 
-def test_a_plan_of_the_first_format_is_read(folder):
-    plan = of_mine(folder)
+def test_a_plan_of_the_first_format_is_refused(folder):
+    """Its digests did not cover the programs, so that their FLOPs could be edited."""
+    of_mine(folder)
     file = folder / "sweep/plan.json"
-    new = read_plan(folder / "sweep")
-    old = first_format(file)
-    stored = read_plan(folder / "sweep")
-    assert stored.digest == old["revisions"][0]["digest"] == plan.content_digest
-    assert (stored.vocabulary, stored.programs) == (new.vocabulary, new.programs)
-    old["revisions"][0]["trials"].pop()
-    file.write_text(json.dumps(old))
-    with pytest.raises(UserError, match="the digest of its revision 1 differs"):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(UserError, match="has the format 1, and this version of Lockstep reads 2"):
         read_plan(folder / "sweep")
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
-from tests.sweep.test_sweep_plan_file import first_format
 from trainer.__main__ import main
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.engine.program import load_located
-from trainer.sweep.plan_file import read_plan
+from trainer.sweep.plan_file import digest_of, read_plan
 
 # An optimizer of which 0.9 is a likely mistake, because its momentum is the weight of what is new.
 SCION = (
@@ -121,9 +120,11 @@ def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
     where = [f"--config={folder / 'sweep.yaml'}", f"--workdir={folder / 'runs'}"]
     assert main(["sweep", *where, "--plan_only"]) == 0
     file = folder / "runs" / "plan.json"
-    content = first_format(file)
-    for program in content["revisions"][0]["programs"]:
+    content = json.loads(file.read_text())
+    (revision,) = content["revisions"]
+    for program in revision["programs"]:
         del program["warnings"]
+    revision["digest"] = digest_of(revision)
     file.write_text(json.dumps(content))
     assert read_plan(folder / "runs").warnings == {}
     capsys.readouterr()

@@ -60,7 +60,7 @@ class Result:
     retries: int = 0  # how often it was started again after an interruption
     fingerprint: Mapping[str, Any] = field(default_factory=dict)  # what its bits depend on
     search: int = 0  # the number of its search, from 0
-    side_by_side: int = 1  # how many trials shared its wave
+    at_once: int = 1  # how many trials of its wave were computed at once, by `vmap`
     load: float | None = None  # the load average per core when it ended; None if unknown
     began: str = ""  # when its first process began, in UTC; "" if unknown
     code_changed: bool = False  # whether it was resumed with changed code of the user
@@ -334,7 +334,7 @@ def with_outcome(run: Result, summary: Summary, record: Mapping[str, Any]) -> Re
         # A trial that waited at cuts was computed in several waves.
         retries=len(lineage) - len({entry.get("wave") for entry in lineage}),
         fingerprint=record.get("fingerprint", {}),
-        side_by_side=last.get("trials", 1),
+        at_once=last.get("vmap", {}).get("width", 1),
         load=last.get("load"),
         began=next((entry.get("began", "") for entry in lineage), ""),
         code_changed=any(

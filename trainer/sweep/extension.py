@@ -337,7 +337,7 @@ def derive(folder: Path, plan: Plan, ledger: Ledger) -> tuple[list[str], list[st
         before, scipy = stored, ""
         try:
             arms = {name: arm for name, arm in plan.arms.items() if name in revision["arms"]}
-            stored = plan_file.plan_of(arms, plan.revisions[:number], plan.vocabulary)
+            stored = plan_file.plan_of(arms, plan.revisions[:number])
             definition = _definition(folder / file, stored)
             made, lines = _made(definition, stored, before)
             lines += _differences(stored, made)

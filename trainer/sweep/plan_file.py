@@ -37,10 +37,6 @@ from trainer.writers.files import read_regular, remove_temporaries, replace_file
 from trainer.writers.json_files import as_dataclass, as_json, check_json, damaged, read_json
 
 FORMAT = 2
-# What the digest of a revision of format 1 covers; `write_revisions` keeps such revisions as they
-# are. The digest of a later revision, which names the vocabulary, covers all that it says.
-_DIGESTED = ("arms", "seeds", "final_seeds", "goal", "budgets", "checkpoints", "vmap", "looks")
-_DIGESTED += ("skewed", "offsets", "trials", "known", "follows")
 _ADVICE = "restore it from a copy, or start the sweep in another --workdir."
 # Attributes of a plan that are entries of its last revision, with their types; others are of all.
 _OF_EVERY = ("arms", "trials", "goal", "programs", "reasons", "revisions")
@@ -57,7 +53,7 @@ class _Revision(TypedDict):
     programs: list[SharedProgram]
     reasons: list[str]
     plan: str
-    vocabulary: NotRequired[list[str]]
+    vocabulary: list[str]
     linked: NotRequired[dict[str, list[list[str]]]]  # plans of earlier versions have none
     ladder: NotRequired[PlannedLadder]
     branch: NotRequired[PlannedBranch]
@@ -68,7 +64,6 @@ class _Revision(TypedDict):
 
 class _PlanFile(TypedDict):
     format: int
-    vocabulary: NotRequired[list[str]]  # of format 1
     revisions: list[_Revision]
 
 
@@ -208,10 +203,10 @@ def read_plan(folder: Path) -> Plan:
     file = folder / "plan.json"
     try:
         content = read_json(file, dict[str, Any], _ADVICE)
-        if "format" in content and content["format"] not in (1, FORMAT):
+        if "format" in content and content["format"] != FORMAT:
             raise UserError(
                 f"{file} has the format {brief(content['format'])}, and this version of Lockstep"
-                f" reads 1 and {FORMAT}: use the version that wrote it, or another --workdir."
+                f" reads {FORMAT}: use the version that wrote it, or another --workdir."
             )
         check_json(content, _PlanFile, file, _ADVICE)
         return with_points(folder, _stored(folder, content))
@@ -257,20 +252,16 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> Plan:
         before = revision["digest"]
     last = revisions[-1]
     arms = {name: _arm(folder, name, last) for name in last["arms"]}
-    plan = plan_of(arms, revisions, () if "vocabulary" in last else content["vocabulary"])
+    plan = plan_of(arms, revisions)
     planned = sorted(name for program in plan.programs for name in program.trials)
     if sorted(trial.name for trial in plan.trials) != planned:
         raise ValueError("its programs and its trials differ")
     return plan
 
 
-def plan_of(
-    arms: Mapping[str, PlannedArm],
-    revisions: Sequence[Mapping[str, Any]],
-    vocabulary: Sequence[str] = (),
-) -> Plan:
-    """Returns a plan by its revisions; `vocabulary` is that of format 1, where these have none."""
-    last: dict[str, Any] = {"vocabulary": vocabulary, **OPTIONAL, **revisions[-1]}
+def plan_of(arms: Mapping[str, PlannedArm], revisions: Sequence[Mapping[str, Any]]) -> Plan:
+    """Returns a plan by its revisions."""
+    last: dict[str, Any] = {**OPTIONAL, **revisions[-1]}
     return Plan(
         arms=arms,
         trials=tuple(
@@ -311,9 +302,7 @@ def _arm(folder: Path, name: str, revision: Mapping[str, Any]) -> PlannedArm:
 def digest_of(revision: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a revision, in hexadecimal digits."""
     # That of an extension covers the revisions before as well, through its entry "follows".
-    every = [key for key in revision if key != "digest"]
-    covered = every if "vocabulary" in revision else _DIGESTED
-    kept = {key: revision[key] for key in covered if key in revision}
+    kept = {key: value for key, value in revision.items() if key != "digest"}
     return hashlib.sha256(canonical(kept).encode()).hexdigest()
 
 

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import linear_regression
+from itertools import pairwise
+from statistics import linear_regression, median
 from typing import Any, Literal, NamedTuple
 
 from trainer.messages import joined, plural
 from trainer.report.document import Axis, Block, Column, Columns, Figure, Series, Table, shown
 from trainer.report.pairs import reason_not_to_judge
+from trainer.report.panels.targets import why_not_clocked
 from trainer.report.results import Result, Workload, edge_of, number_of, spans_decades
 from trainer.report.statistics.decide import LEVEL
 from trainer.report.statistics.estimates import Estimate, mean_interval
@@ -29,6 +31,14 @@ _INTERPOLATED = (
     " the logarithm of the cost; where no run of the baseline is as good, the speed-up is at least"
     " that of its longest runs. Every run was planned for its length: a learning rate that decays"
     " to zero ends there, so that points of one run's curve are no shorter runs."
+)
+_SPEEDUPS = (
+    "The geometric mean over the chains; intervals hold for all rows at once. Where chains are"
+    " bounds, there is no interval."
+)
+_TIMED = (
+    " Time is that of training on the devices that ran, without compilation and evaluation: the"
+    " median of the runs of an arm on a rung, whose own error is not in the intervals."
 )
 _FIT = (
     "The power of the cost by which the loss changes, by a straight line through the logarithms."
@@ -50,12 +60,13 @@ class Match(NamedTuple):
 
 
 def match(costs: Sequence[float], values: Sequence[float], value: float, sign: int) -> Match | None:
-    """Returns at which of the rising costs a baseline has a value; None if one is not finite.
+    """Returns at which of the costs a baseline has a value; None if one is not finite.
 
     Between two rungs it is interpolated over the logarithm of the cost, by monotone cubics (Fritsch
     and Butland, PCHIP), which go through all results and rise or fall where these do. A line lies
     above a curve that flattens: with rungs of 2 it finds a speed-up of 1.5 too large by 1.7%, on
-    average, and the cubics by 0.2%. `sign` is 1 if small values are better, or else -1.
+    average, and the cubics by 0.2%. `sign` is 1 if small values are better, or else -1. There is
+    none either where the costs do not rise.
 
     Example:
         >>> found = match([100, 200, 400], [3.0, 2.0, 1.0], 1.5, sign=1)
@@ -64,7 +75,7 @@ def match(costs: Sequence[float], values: Sequence[float], value: float, sign: i
     """
     curve = [sign * each for each in values]
     wanted = sign * value
-    if not all(map(math.isfinite, (*curve, wanted))):
+    if not all(map(math.isfinite, (*curve, wanted))) or any(b <= a for a, b in pairwise(costs)):
         return None
     logs = [math.log(cost) for cost in costs]
     if curve[0] <= wanted:
@@ -195,31 +206,50 @@ class Climb:
         return self.planned.factors[self.planned.labels.index(rung)]
 
     @cached_property
-    def cost(self) -> tuple[str, Callable[[Result], float]]:
-        """What a run costs, by name: its steps, or its FLOPs where those of a step differ."""
-        of_arm: dict[str, set[float | None]] = {}
-        for each in self.rungs:
-            for run in each.finals:
-                of_arm.setdefault(run.arm, set()).add(run.flops)
-        if all(len(found) == 1 for found in of_arm.values()):
-            return "steps", lambda run: float(run.steps)
-        return "FLOPs", lambda run: (run.flops or math.nan) * run.steps
+    def why_not_clocked(self) -> str:
+        """Why nothing is said of training time, as the end of a sentence; "" if it may be."""
+        return why_not_clocked(*self.rungs)
 
-    def costs_of(self, workload: Workload, arm: str) -> float:
-        """Returns the cost of a run of an arm on a rung."""
-        return self.cost[1](next(run for run in workload.finals if run.arm == arm))
+    @cached_property
+    def costs(self) -> dict[str, Callable[[Result], float]]:
+        """What a run costs, by name; the first, `cost`, is that of most of the panel."""
+        runs = [run for each in self.rungs for run in each.finals]
+        found: dict[str, Callable[[Result], float]] = {}
+        if len({(run.arm, run.flops) for run in runs}) == len({run.arm for run in runs}):
+            found["steps"] = lambda run: float(run.steps)  # of which each costs the same
+        if all(run.flops for run in runs) or not found:
+            found["FLOPs"] = lambda run: (run.flops or math.nan) * run.steps
+        if not self.why_not_clocked:
+            found["training time"] = lambda run: (
+                (run.end == "done" and run.summary.seconds) or math.nan
+            )
+        return found
+
+    @property
+    def cost(self) -> str:
+        """Steps, or FLOPs where those of a step differ between rungs."""
+        return next(iter(self.costs))
+
+    def costs_of(self, workload: Workload, arm: str, cost: str | None = None) -> float:
+        """Returns the cost of a run of an arm on a rung: the median, since single ones are slow."""
+        costs = [self.costs[cost or self.cost](run) for run in workload.finals if run.arm == arm]
+        return median([*filter(math.isfinite, costs)] or [math.nan])
 
     @cached_property
     def speedups(self) -> list[RungSpeedup]:
         """The speed-up of each arm over the baseline on each rung; [] if they are not judged."""
+        return self.speedups_in(self.cost)
+
+    def speedups_in(self, cost: str) -> list[RungSpeedup]:
+        """Returns the speed-ups in another of the `costs`."""
         if (baseline := self.planned.baseline) is None or self.why_not_judged:
             return []
         climbed = [each for each in self.rungs if each.units_of(baseline)]
-        costs = [self.costs_of(each, baseline) for each in climbed]
+        costs = [self.costs_of(each, baseline, cost) for each in climbed]
         curves = [each.units_of(baseline) for each in climbed]
 
         def matches_of(arm: str, workload: Workload) -> dict[int, Match]:
-            log_cost, found = math.log(self.costs_of(workload, arm)), {}
+            log_cost, found = math.log(self.costs_of(workload, arm, cost)), {}
             for chain, value in workload.units_of(arm).items():
                 if all(chain in curve for curve in curves):
                     at = match(costs, [curve[chain] for curve in curves], value, self.goal.sign)
@@ -344,14 +374,18 @@ def speedup_sentences(workloads: Sequence[Workload]) -> list[str]:
         return []
     if climb.why_not_judged:
         return [climb.why_not_judged]
-    found: dict[str, list[str]] = {}
-    for each in climb.speedups:
-        found.setdefault(each.arm, []).append(f"{_factor(each)} on {each.rung}")
-    texts = [f"{arm} {joined(listed)}" for arm, listed in found.items()]
     whose = "" if climb.unit == "search" else " of the configurations that one search found"
-    what = f"Speed-ups over {climb.planned.baseline} in {climb.cost[0]} to an equal result{whose}"
-    over = f"over {climb.chain_words}, simultaneous 95% intervals"
-    sentences = [f"{what} ({over}): {'; '.join(texts)}."] if texts else []
+    what = f"Speed-ups over {climb.planned.baseline} in {climb.cost} to an equal result{whose}"
+    what += f" (over {climb.chain_words}, simultaneous 95% intervals)"
+    sentences = []
+    for cost in climb.costs if climb.speedups else ():
+        found: dict[str, list[str]] = {}
+        for each in climb.speedups_in(cost):
+            found.setdefault(each.arm, []).append(f"{_factor(each)} on {each.rung}")
+        texts = [f"{arm} {joined(listed)}" for arm, listed in found.items()]
+        sentences.append(f"{f'In {cost}' if sentences else what}: {'; '.join(texts)}.")
+    if sentences and climb.why_not_clocked:
+        sentences.append(f"None is given in training time: {climb.why_not_clocked}")
     return [*sentences, *(_trend_sentence(climb, climb.trend(arm)) for arm in climb.others)]
 
 
@@ -405,23 +439,21 @@ def ladder_block(workloads: Sequence[Workload]) -> Block:
 
 
 def _tables(climb: Climb) -> Iterator[Table]:
-    yield Table.of(
-        "ladder_speedups",
-        f"Speed-ups over {climb.planned.baseline}, in {climb.cost[0]}",
-        climb.speedups,
-        {
-            Column("arm", "arm"): lambda r: r.arm,
-            Column("rung", "rung"): lambda r: r.rung,
-            Column("speedup", "speed-up", "number"): lambda r: r.mean[0],
-            Column("low", "from", "number"): lambda r: r.mean[1],
-            Column("high", "to", "number"): lambda r: r.mean[2],
-            Column("least", "at least", "integer"): lambda r: r.bounds["least"],
-            Column("most", "at most", "integer"): lambda r: r.bounds["most"],
-            Column("without_value", "without value", "integer"): lambda r: r.missing,
-        },
-        "The geometric mean over the chains; intervals hold for all rows at once. Where chains are"
-        " bounds, there is no interval.",
-    )
+    columns: Columns[RungSpeedup] = {
+        Column("arm", "arm"): lambda r: r.arm,
+        Column("rung", "rung"): lambda r: r.rung,
+        Column("speedup", "speed-up", "number"): lambda r: r.mean[0],
+        Column("low", "from", "number"): lambda r: r.mean[1],
+        Column("high", "to", "number"): lambda r: r.mean[2],
+        Column("least", "at least", "integer"): lambda r: r.bounds["least"],
+        Column("most", "at most", "integer"): lambda r: r.bounds["most"],
+        Column("without_value", "without value", "integer"): lambda r: r.missing,
+    }
+    for index, cost in enumerate(climb.costs):
+        suffix = f"_{cost.replace(' ', '_').lower()}" if index else ""
+        title = f"Speed-ups over {climb.planned.baseline}, in {cost}"
+        note = _SPEEDUPS + (_TIMED if cost == "training time" else "")
+        yield Table.of(f"ladder_speedups{suffix}", title, climb.speedups_in(cost), columns, note)
     yield _trend_table(
         climb,
         "ladder_trends",
@@ -455,7 +487,7 @@ def _tables(climb: Climb) -> Iterator[Table]:
         "The power of the size of the rung by which the best rate changes: -1 if it must be divided"
         " by it. Each best rate is one of a few trials, so that its own error is large.",
     )
-    title = f"Power of the {climb.cost[0]}"
+    title = f"Power of the {climb.cost}"
     yield _trend_table(climb, "ladder_powers", title, climb.powers(), _FIT)
 
 
@@ -547,11 +579,11 @@ def _speedup_figure(climb: Climb) -> Figure:
     }
     return Figure(
         name="ladder_speedup",
-        title=f"Speed-up over {climb.planned.baseline} in {climb.cost[0]}, by {climb.name}",
+        title=f"Speed-up over {climb.planned.baseline} in {climb.cost}, by {climb.name}",
         description="The speed-up of each arm and chain on each rung; points that are bounds are in"
         " the table.",
         x=Axis(f"{climb.name}, times that of the lowest rung", log=True),
-        y=Axis(f"speed-up in {climb.cost[0]}", log=True),
+        y=Axis(f"speed-up in {climb.cost}", log=True),
         series=tuple(series),
         table=Table.of("ladder_speedup", "Speed-ups of single chains", every, columns),
     )

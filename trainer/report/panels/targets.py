@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,16 +242,18 @@ def _table(workload: Workload, steps: Mapping[str, Sequence[float]], target: flo
     return replace(made, note=_NOTE + (_FINAL_NOTE if tested else "") + clock)
 
 
-def why_not_clocked(workload: Workload) -> str:
+def why_not_clocked(*workloads: Workload) -> str:
     """Returns why the times of the compared runs cannot be compared, in words; "" if they can."""
-    runs = [run for run in workload.finals if run.end == "done"]
+    runs = [run for each in workloads for run in each.finals if run.end == "done"]
     if any(run.summary.seconds is None for run in runs):
         return "they were not recorded."
-    if any(run.side_by_side > 1 for run in runs):
-        return "runs were computed side by side, and share the time of their wave equally."
+    if any(run.at_once > 1 for run in runs):
+        return "several runs were computed at once, by vmap."
     if any(run.load is not None and run.load > _MOST_LOAD for run in runs):
         return "the machine was busy with other work."
-    return next(_uneven(workload), "")
+    if len({run.fingerprint.get("devices") for run in runs}) > 1:
+        return "runs were computed on different devices."
+    return next(chain.from_iterable(map(_uneven, workloads)), "")
 
 
 def _uneven(workload: Workload) -> Iterator[str]:
