@@ -30,9 +30,16 @@ SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
 MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")
 
 
+# The costs of all optimizers take 17 seconds; tests/cli/test_optimizers.py looks at them, too.
+_PARTS = [
+    pytest.param(*part, marks=[pytest.mark.long] if part[1] == "optimizers" else [])
+    for part in reference_pages.parts()
+]
+
+
 # optax itself warns about optimistic_adam, and about the seed of dpsgd.
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(("page", "name"), reference_pages.parts(), ids=lambda x: x)
+@pytest.mark.parametrize(("page", "name"), _PARTS, ids=lambda x: x)
 def test_a_page_has_what_the_code_says(page: str, name: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     begin, end = reference_pages.bounds(text, name)

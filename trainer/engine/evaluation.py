@@ -35,7 +35,8 @@ class Evaluation:
 
     # `insert` returns the experiment with the floats of `State.hyperparams`. The `eval_params` of
     # its optimizer returns the parameters to evaluate, unless the experiment has an `ema_decay`.
-    # `unmasked` has the metrics that do not depend on the mask of a batch, once one was traced.
+    # Once a batch was traced, `unmasked` has the metrics that do not depend on its mask, and
+    # `outputs` the shapes of what the model returned.
 
     def __init__(self, experiment: Experiment, mesh: Mesh, insert: Callable[[Any], Experiment]):
         self._experiment, self._mesh = experiment, mesh
@@ -48,6 +49,7 @@ class Evaluation:
         # The parameters that are evaluated: averages, if the experiment has any.
         self.params: Any = jax.jit(self._eval_params)
         self.unmasked: list[str] = []
+        self.outputs: Any = None
         self._aux: tuple[str, ...] | None = None  # None until the evaluation was traced
         # How many batches to compute in one loop; 1 also if sums change their shapes. It must not
         # depend on the blocks of the run, which may have any length: a loop may have other bits.
@@ -214,6 +216,7 @@ class Evaluation:
                 wanted = jax.eval_shape(outputs_of, shapes)
                 outputs = without_padding(outputs, wanted, self._shard.size)
                 batch = without_padding(batch, shapes, self._shard.size)
+            self.outputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
             batch = with_ignored(experiment.loss, batch)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 

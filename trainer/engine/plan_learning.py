@@ -248,8 +248,9 @@ def scan(program: Program, state: State, first: Mapping[str, Batch]) -> DataScan
         return DataScan(warnings)
     splits = [split for split in _splits(experiment.data, first) if split.size]
     warnings += [text for split in splits for text in _not_finite(split)]
-    with meshes.ambient(program.mesh):
-        outputs = output_shapes(experiment, state, program.feed.abstract_batch())
+    if (outputs := program.evaluation.outputs) is None:  # there is no split to evaluate
+        with meshes.ambient(program.mesh):
+            outputs = output_shapes(experiment, state, program.feed.abstract_batch())
     key = getattr(experiment.loss, "class_labels", None)
     classes = getattr(outputs, "shape", (0,))[-1]
     for split in splits:

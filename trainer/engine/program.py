@@ -178,6 +178,7 @@ class Program:
         self._abstract_state: State | None = None
         self._traced: jax.stages.Traced | None = None
         self._compiled: dict[str, Any] = {}  # "step", "block", "check" and "diagnosis"
+        self._lowered: dict[str, jax.stages.Lowered] = {}  # "step", for `compile`
 
     # Initialization.
 
@@ -280,11 +281,13 @@ class Program:
         self._compile("check", self._trace_check, state)
         if names_computed(self.experiment.diagnostics):
             self._compile("diagnosis", self._trace_diagnose, state)
+        self._lowered.clear()  # takes memory, and a block has no use for it
 
     def _compile(self, name: str, trace: Callable[[State], jax.stages.Traced], state: State) -> Any:
         """Returns a compiled program, which is compiled when it is first asked for."""
         if name not in self._compiled:
-            self._compiled[name] = trace(state).lower().compile()
+            lowered = self._lowered.pop(name, None) or trace(state).lower()
+            self._compiled[name] = lowered.compile()
         return self._compiled[name]
 
     @property
@@ -316,8 +319,8 @@ class Program:
     def step_digest(self) -> str:
         """Returns 16 hex digits that differ if the program of a training step does."""
         # The text has all constants of the program, such as a table that an optimizer read.
-        text = self.trace(self.abstract_state()).lower().as_text()
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._lowered["step"] = lowered = self.trace(self.abstract_state()).lower()
+        return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
 
     def _trace_block(self, state: State) -> jax.stages.Traced:
         """Traces the loop over the steps of a block; the program has one device."""
