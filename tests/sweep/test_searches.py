@@ -308,17 +308,6 @@ def test_what_would_change_the_rule_of_decision_is_refused(folder, capsys, chang
     assert (sweep / "plan.json").read_bytes() == before
 
 
-def test_final_json_of_earlier_versions_has_one_winner_an_arm(folder):
-    sweep, plan = begun(folder, SWEEP.replace("searches: 3\n", ""))
-    finish_search(sweep)
-    trials = final_trials(sweep, plan)
-    file = sweep / "final.json"
-    (content,) = json.loads(file.read_text())
-    content["winners"] = {arm: winner for arm, [winner] in content["winners"].items()}
-    file.write_text(json.dumps([content]))
-    assert final_trials(sweep, plan) == trials
-
-
 @pytest.mark.parametrize("damage", ["seeds", "winners", "searches", "revision", "point"])
 def test_winners_that_disagree_with_the_plan_are_refused(folder, damage):
     sweep, plan = begun(folder, SWEEP)

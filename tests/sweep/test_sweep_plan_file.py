@@ -333,7 +333,7 @@ DAMAGES = {
     ),
     "another format": (
         lambda text: text.replace('"format":2', '"format":3'),
-        "plan.json has the format 3, and this version of Lockstep reads 1 and 2: use the version",
+        "plan.json has the format 3, and this version of Lockstep reads 2: use the version",
     ),
     "a value": (
         lambda text: text.replace("0,0,{", "0,1,{"),

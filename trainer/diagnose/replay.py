@@ -34,7 +34,7 @@ from trainer.train.rollback import (
     read_rollbacks,
     rollback_target,
 )
-from trainer.train.trained import check_fits, read_run, restore
+from trainer.train.trained import read_run, restore
 from trainer.workdir import code, fingerprint_differences, read_record
 
 
@@ -55,8 +55,6 @@ def replay(
     experiment = program.experiment
     if step > experiment.steps:
         raise UserError(f"--step={step} was given, and the run has {experiment.steps} steps.")
-    if (newest := Checkpoints(folder / "checkpoints", read_only=True).latest()) is not None:
-        check_fits(program, folder, newest, may_differ=False)
     event = next((e for e in reversed(events) if e["step"] == step), None)
     # The step from n to n + 1 takes the batch n + skipped_batches.
     skipped_batches = None if event is None else event["batch_number"] - (step - 1)

@@ -218,19 +218,9 @@ class NoiseScale:
 
 
 class GroupUpdate:
-    """The update of a group; each public method computes one diagnostic, a real scalar.
+    """The update of a group; each public method computes one diagnostic, a real scalar."""
 
-    A quotient whose denominator is 0 is 0: ratio and angles of a group of zeros.
-
-    Example:
-        >>> w, u = jnp.asarray([[3.0, 0.0], [0.0, 1.0]]), jnp.asarray([[0.0, 0.1], [0.0, 0.0]])
-        >>> found = layouts({"w": w}, [], "")
-        >>> group = GroupUpdate({"w": u}, {"w": w}, {"w": -u}, found)
-        >>> print(f"{group.update_rms():.2f} {group.gradient_cosine():.2f}")
-        0.05 1.00
-        >>> print(f"{group.spectral_norm():.2f} {group.stable_rank():.2f}")
-        0.10 1.00
-    """
+    # A quotient whose denominator is 0 is 0: ratio and angles of a group of zeros.
 
     def __init__(
         self,

@@ -35,8 +35,7 @@ class _Winner(TypedDict):
 class _Choice(TypedDict):
     revision: int
     seeds: list[int]
-    # Arm -> the winner of each search; earlier versions have one search, and no list.
-    winners: dict[str, list[_Winner | None] | _Winner | None]
+    winners: dict[str, list[_Winner | None]]  # arm -> the winner of each search
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def read_choices(folder: Path, plan: Plan) -> list[Choice]:
             raise damaged(file, f"its arms are {listing(list(each['winners']))}", _ADVICE)
         winners, moved = {}, {}
         for arm, won in each["winners"].items():
-            for search, winner in enumerate(won if isinstance(won, list) else [won]):
+            for search, winner in enumerate(won):
                 winners[arm, search] = None if winner is None else winner["number"]
                 if winner is not None and arm not in plan.searched:
                     moved[arm, search] = decoded(winner.get("values", {}))
@@ -162,9 +161,7 @@ def wrong_choices(
         arms = {arm: plan.arms[arm] for arm in revisions[-1]["arms"]}
         then = replace(plan, arms=arms, trials=trials, revisions=revisions)
         for arm, best in choice_of(then, outcomes)["winners"].items():
-            found = each["winners"][arm]
-            named = found if isinstance(found, list) else [found]
-            for search, (ours, theirs) in enumerate(zip(best, named, strict=True)):
+            for search, (ours, theirs) in enumerate(zip(best, each["winners"][arm], strict=True)):
                 if not is_same_value(ours, theirs):
                     yield (
                         f"its winner of {arm} in search {search} of revision {each['revision']} is"

@@ -16,7 +16,7 @@ import jax
 
 from trainer import config as configs
 from trainer import writers
-from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost
+from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost, misfits
 from trainer.config import wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import split_sizes, whole_splits
@@ -36,7 +36,7 @@ from trainer.train.rollback import RollbackTarget
 from trainer.train.rows import Ended, MetricsError, Rows
 from trainer.train.signals import StopSignals
 from trainer.train.stuck_parameters import StuckParameters
-from trainer.train.trained import check_fits, restore, to_save, tokenizer_text
+from trainer.train.trained import restore, to_save, tokenizer_text
 from trainer.train.warm_start import WarmStart
 from trainer.train.watchdog import SlowLines, Watchdog
 from trainer.workdir import (
@@ -142,8 +142,9 @@ class Run:
         """Raises UserError for a folder that this run cannot use, before the folder is changed."""
         check_name(workdir)
         try:
-            if (newest := Checkpoints(workdir / "checkpoints").latest()) is not None:
-                check_fits(self.program, workdir, newest, may_differ=changed)
+            newest = Checkpoints(workdir / "checkpoints").latest()
+            if changed and newest is not None:
+                _refuse_misfits(self.program, workdir, newest)
         except CheckpointError as error:
             raise UserError(str(error)) from error
         if newest is not None and newest > self.experiment.steps:
@@ -371,6 +372,17 @@ def _compute(advance: Advance, blocks: Blocks) -> Ended | RollbackTarget | Halte
             block = blocks.send(advance(*block))
     except StopIteration as end:
         return end.value
+
+
+def _refuse_misfits(program: Program, workdir: Path, step: int) -> None:
+    """Raises UserError if a program cannot continue a checkpoint of another config."""
+    lines = misfits(workdir, step, to_save(program.abstract_state()))
+    if lines:
+        raise UserError(
+            f"The run in {workdir} cannot continue with this config: its checkpoint of step {step}"
+            " does not fit.\n" + indented(lines[:3]) + "Start in another --workdir;"
+            " experiment.warm_start can take over its parameters."
+        )
 
 
 def _refuse_changes_of_a_finished_run(config: configs.Config, steps: int, workdir: Path) -> None:

@@ -15,7 +15,7 @@ import jax
 from optim.bound import may_keep_averages
 from trainer import checkpoint, writers
 from trainer import config as configs
-from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint, misfits
+from trainer.checkpoint import CheckpointError, Checkpoints, CorruptCheckpoint
 from trainer.config import Call, Config
 from trainer.engine.experiment import Experiment, as_model
 from trainer.engine.mesh import replicated
@@ -51,25 +51,6 @@ def with_hyperparams(program: Program, saved: State) -> State:
     """Adds the hyperparameters of a program to a state without them, on the program's devices."""
     packed = jax.device_put(program.inputs.pack(), replicated(program.mesh))
     return saved._replace(hyperparams=packed)
-
-
-def check_fits(program: Program, workdir: Path, step: int, *, may_differ: bool) -> None:
-    """Raises UserError if this program or version cannot continue a checkpoint."""
-    # `may_differ` tells that the config may not be the run's, so that each leaf is compared.
-    wrong = misfits(workdir, step, to_save(program.abstract_state()))
-    # `hyper` was a field of the state before the floats of the optimizer were inputs.
-    if any(line.startswith("hyper/") for line in wrong):
-        raise UserError(
-            f"The run in {workdir} was begun by an earlier version of Lockstep, and this version "
-            "cannot read its checkpoints. Finish it with that version, or start again in another "
-            "--workdir."
-        )
-    if wrong and may_differ:
-        raise UserError(
-            f"The run in {workdir} cannot continue with this config: its checkpoint of step "
-            f"{step} does not fit.\n  " + "\n  ".join(wrong[:3]) + "\n"
-            "Start in another --workdir; experiment.warm_start can take over its parameters."
-        )
 
 
 class Trained(NamedTuple):

@@ -34,11 +34,8 @@ _INTERPOLATED = (
 )
 _SPEEDUPS = (
     "The geometric mean over the chains; intervals hold for all rows at once. Where chains are"
-    " bounds, there is no interval."
-)
-_TIMED = (
-    " Time is that of training on the devices that ran, without compilation and evaluation: the"
-    " median of the runs of an arm on a rung, whose own error is not in the intervals."
+    " bounds, there is no interval. Time is the median of the runs of an arm on a rung, without"
+    " compilation and evaluation; its own error is not in the intervals."
 )
 _FIT = (
     "The power of the cost by which the loss changes, by a straight line through the logarithms."
@@ -187,6 +184,9 @@ class Climb:
         self.chain_words = plural(len(self.chains), self.unit)  # such as "5 searches"
         # the arms that are compared with the baseline; none without a baseline
         self.others = [arm for arm in lowest.arms if baseline not in (None, arm)]
+        self.why_not_clocked = why_not_clocked(*self.rungs)  # "" if times can be compared
+        self.cost, *_ = self.costs  # steps, or FLOPs where those of a step differ between rungs
+        self.speedups = self.speedups_in(self.cost)
 
     @cached_property
     def why_not_judged(self) -> str:
@@ -206,11 +206,6 @@ class Climb:
         return self.planned.factors[self.planned.labels.index(rung)]
 
     @cached_property
-    def why_not_clocked(self) -> str:
-        """Why nothing is said of training time, as the end of a sentence; "" if it may be."""
-        return why_not_clocked(*self.rungs)
-
-    @cached_property
     def costs(self) -> dict[str, Callable[[Result], float]]:
         """What a run costs, by name; the first, `cost`, is that of most of the panel."""
         runs = [run for each in self.rungs for run in each.finals]
@@ -220,28 +215,16 @@ class Climb:
         if all(run.flops for run in runs) or not found:
             found["FLOPs"] = lambda run: (run.flops or math.nan) * run.steps
         if not self.why_not_clocked:
-            found["training time"] = lambda run: (
-                (run.end == "done" and run.summary.seconds) or math.nan
-            )
+            found["training time"] = lambda r: (r.end == "done" and r.summary.seconds) or math.nan
         return found
-
-    @property
-    def cost(self) -> str:
-        """Steps, or FLOPs where those of a step differ between rungs."""
-        return next(iter(self.costs))
 
     def costs_of(self, workload: Workload, arm: str, cost: str | None = None) -> float:
         """Returns the cost of a run of an arm on a rung: the median, since single ones are slow."""
         costs = [self.costs[cost or self.cost](run) for run in workload.finals if run.arm == arm]
         return median([*filter(math.isfinite, costs)] or [math.nan])
 
-    @cached_property
-    def speedups(self) -> list[RungSpeedup]:
-        """The speed-up of each arm over the baseline on each rung; [] if they are not judged."""
-        return self.speedups_in(self.cost)
-
     def speedups_in(self, cost: str) -> list[RungSpeedup]:
-        """Returns the speed-ups in another of the `costs`."""
+        """Returns speed-ups of arms over the baseline on each rung; [] if they are not judged."""
         if (baseline := self.planned.baseline) is None or self.why_not_judged:
             return []
         climbed = [each for each in self.rungs if each.units_of(baseline)]
@@ -451,9 +434,11 @@ def _tables(climb: Climb) -> Iterator[Table]:
     }
     for index, cost in enumerate(climb.costs):
         suffix = f"_{cost.replace(' ', '_').lower()}" if index else ""
-        title = f"Speed-ups over {climb.planned.baseline}, in {cost}"
-        note = _SPEEDUPS + (_TIMED if cost == "training time" else "")
-        yield Table.of(f"ladder_speedups{suffix}", title, climb.speedups_in(cost), columns, note)
+        title, found = (
+            f"Speed-ups over {climb.planned.baseline}, in {cost}",
+            climb.speedups_in(cost),
+        )
+        yield Table.of(f"ladder_speedups{suffix}", title, found, columns, _SPEEDUPS)
     yield _trend_table(
         climb,
         "ladder_trends",
