@@ -32,7 +32,7 @@ help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
 	@echo 'make test    lint, then the short suite (ARGS="-k groups" some of it)'
 	@echo '             ROOM=sweep all tests of one room; CHANGED=COMMIT all of the rooms that import what differs'
-	@echo 'make test_all  lint, then all tests (forty to sixty minutes on two cores)'
+	@echo 'make test_all  lint, then all tests (forty to seventy minutes on two cores)'
 	@echo 'make test_newest  the short suite with the newest versions of all packages, in .newest'
 	@echo 'make seeded_faults  plant 40 faults, one at a time, and see that the short suite finds them (half an hour)'
 	@echo 'make docs    build the pages in docs/_build/html; needs no network once it is installed'
