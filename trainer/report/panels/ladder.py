@@ -212,7 +212,8 @@ class Climb:
         found: dict[str, Callable[[Result], float]] = {}
         if len({(run.arm, run.flops) for run in runs}) == len({run.arm for run in runs}):
             found["steps"] = lambda run: float(run.steps)  # of which each costs the same
-        if all(run.flops for run in runs) or not found:
+        known = {run.flops for run in runs}
+        if not found or len(known) > 1 and None not in known:  # else all arms have equal ones
             found["FLOPs"] = lambda run: (run.flops or math.nan) * run.steps
         if not self.why_not_clocked:
             found["training time"] = lambda r: (r.end == "done" and r.summary.seconds) or math.nan
