@@ -216,7 +216,7 @@ class Evaluation:
                 wanted = jax.eval_shape(outputs_of, shapes)
                 outputs = without_padding(outputs, wanted, self._shard.size)
                 batch = without_padding(batch, shapes, self._shard.size)
-            self.outputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), outputs)
+            self.outputs = jax.eval_shape(lambda: outputs)
             batch = with_ignored(experiment.loss, batch)
             return outputs, batch, compute_losses(experiment.loss, outputs, batch)
 
