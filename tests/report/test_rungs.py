@@ -178,7 +178,7 @@ def test_speedups_in_flops_and_in_time_are_those_in_steps_over_what_a_step_costs
     rungs = clocked(slowest=1.9)  # of which the median takes no notice
     climb = Climb(rungs)
     for cost, times in {"FLOPs": 1.1, "training time": 1.25}.items():
-        for each, in_steps in zip(climb.speedups_in(cost), climb.speedups, strict=True):
+        for each, in_steps in zip(climb.speedups_in[cost], climb.speedups, strict=True):
             assert (each.rung, each.bounds) == (in_steps.rung, in_steps.bounds)
             assert math.exp(each.estimate.value) == pytest.approx(  # type: ignore[union-attr]
                 math.exp(in_steps.estimate.value) / times,  # type: ignore[union-attr]
@@ -197,6 +197,7 @@ def test_speedups_in_flops_and_in_time_are_those_in_steps_over_what_a_step_costs
     [
         ({"at_once": 4}, "several runs were computed at once, by vmap."),
         ({"fingerprint": {"devices": "1 x H100"}}, "runs were computed on different devices."),
+        ({"fingerprint": {"cpu": "another"}}, "runs were computed on different devices."),
         ({"load": 1.5}, "the machine was busy with other work."),
         ({"slowest": 3.0}, "A step of final/adamw@1x/2 took 3.0 times as long"),
     ],

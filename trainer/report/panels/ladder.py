@@ -34,9 +34,9 @@ _INTERPOLATED = (
 )
 _SPEEDUPS = (
     "The geometric mean over the chains; intervals hold for all rows at once. Where chains are"
-    " bounds, there is no interval. Time is the median of the runs of an arm on a rung, without"
-    " compilation and evaluation; its own error is not in the intervals."
+    " bounds, there is no interval."
 )
+_TIMED = " Time is the median of an arm's runs on a rung; its own error is not in the intervals."
 _FIT = (
     "The power of the cost by which the loss changes, by a straight line through the logarithms."
     " It describes these rungs and no others: no asymptote is fitted, because a few rungs cannot"
@@ -57,13 +57,13 @@ class Match(NamedTuple):
 
 
 def match(costs: Sequence[float], values: Sequence[float], value: float, sign: int) -> Match | None:
-    """Returns at which of the costs a baseline has a value; None if one is not finite.
+    """Returns at which cost a baseline has a value; None if it has none.
 
     Between two rungs it is interpolated over the logarithm of the cost, by monotone cubics (Fritsch
     and Butland, PCHIP), which go through all results and rise or fall where these do. A line lies
     above a curve that flattens: with rungs of 2 it finds a speed-up of 1.5 too large by 1.7%, on
-    average, and the cubics by 0.2%. `sign` is 1 if small values are better, or else -1. There is
-    none either where the costs do not rise.
+    average, and the cubics by 0.2%. `sign` is 1 if small values are better, or else -1. A
+    baseline has none if its costs do not rise or a value is not finite.
 
     Example:
         >>> found = match([100, 200, 400], [3.0, 2.0, 1.0], 1.5, sign=1)
@@ -186,7 +186,8 @@ class Climb:
         self.others = [arm for arm in lowest.arms if baseline not in (None, arm)]
         self.why_not_clocked = why_not_clocked(*self.rungs)  # "" if times can be compared
         self.cost, *_ = self.costs  # steps, or FLOPs where those of a step differ between rungs
-        self.speedups = self.speedups_in(self.cost)
+        self.speedups_in = {cost: self._speedups(cost) for cost in self.costs}
+        self.speedups = self.speedups_in[self.cost]
 
     @cached_property
     def why_not_judged(self) -> str:
@@ -224,7 +225,7 @@ class Climb:
         costs = [self.costs[cost or self.cost](run) for run in workload.finals if run.arm == arm]
         return median([*filter(math.isfinite, costs)] or [math.nan])
 
-    def speedups_in(self, cost: str) -> list[RungSpeedup]:
+    def _speedups(self, cost: str) -> list[RungSpeedup]:
         """Returns speed-ups of arms over the baseline on each rung; [] if they are not judged."""
         if (baseline := self.planned.baseline) is None or self.why_not_judged:
             return []
@@ -362,9 +363,9 @@ def speedup_sentences(workloads: Sequence[Workload]) -> list[str]:
     what = f"Speed-ups over {climb.planned.baseline} in {climb.cost} to an equal result{whose}"
     what += f" (over {climb.chain_words}, simultaneous 95% intervals)"
     sentences = []
-    for cost in climb.costs if climb.speedups else ():
+    for cost, speedups in climb.speedups_in.items() if climb.speedups else ():
         found: dict[str, list[str]] = {}
-        for each in climb.speedups_in(cost):
+        for each in speedups:
             found.setdefault(each.arm, []).append(f"{_factor(each)} on {each.rung}")
         texts = [f"{arm} {joined(listed)}" for arm, listed in found.items()]
         sentences.append(f"{f'In {cost}' if sentences else what}: {'; '.join(texts)}.")
@@ -433,13 +434,11 @@ def _tables(climb: Climb) -> Iterator[Table]:
         Column("most", "at most", "integer"): lambda r: r.bounds["most"],
         Column("without_value", "without value", "integer"): lambda r: r.missing,
     }
-    for index, cost in enumerate(climb.costs):
-        suffix = f"_{cost.replace(' ', '_').lower()}" if index else ""
-        title, found = (
-            f"Speed-ups over {climb.planned.baseline}, in {cost}",
-            climb.speedups_in(cost),
-        )
-        yield Table.of(f"ladder_speedups{suffix}", title, found, columns, _SPEEDUPS)
+    for cost, found in climb.speedups_in.items():
+        suffix = "" if cost == climb.cost else f"_{cost.replace(' ', '_').lower()}"
+        title = f"Speed-ups over {climb.planned.baseline}, in {cost}"
+        note = _SPEEDUPS + (_TIMED if cost == "training time" else "")
+        yield Table.of(f"ladder_speedups{suffix}", title, found, columns, note)
     yield _trend_table(
         climb,
         "ladder_trends",

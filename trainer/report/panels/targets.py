@@ -251,7 +251,7 @@ def why_not_clocked(*workloads: Workload) -> str:
         return "several runs were computed at once, by vmap."
     if any(run.load is not None and run.load > _MOST_LOAD for run in runs):
         return "the machine was busy with other work."
-    if len({run.fingerprint.get("devices") for run in runs}) > 1:
+    if len({(run.fingerprint.get("devices"), run.fingerprint.get("cpu")) for run in runs}) > 1:
         return "runs were computed on different devices."
     return next(chain.from_iterable(map(_uneven, workloads)), "")
 
