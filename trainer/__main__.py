@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import gc
 import importlib.util
 import os
 import signal
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; `argv` None stands for those of the process."""
     # 0 done, 1 a failed run or disk, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # Python's 700 would look at all objects every few traces of jax
+        gc.set_threshold(50_000)
     if sys.flags.safe_path:
         os.environ["PYTHONSAFEPATH"] = "1"  # -P of the processes that this one starts
     if (shadow := _shadow()) and _OF_NO_COMMAND.intersection(words) and not sys.flags.safe_path:

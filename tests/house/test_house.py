@@ -447,19 +447,20 @@ def test_every_name_that_tests_and_benchmarks_use_exists() -> None:
 
 def used(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yields what a file uses of our packages: a module, and a name that it must have."""
+    nodes = list(ast.walk(tree))
     modules: dict[str, str] = {}  # the modules that the file imports, by the names it gives them
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PACKAGES:
             for alias in node.names:
                 yield node.module or "", alias.name
                 if is_module(node.module or "", alias.name):
                     modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):  # a variable or an argument of the same name hides the module
+    for node in nodes:  # a variable or an argument of the same name hides the module
         if isinstance(node, ast.arg):
             modules.pop(node.arg, None)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             modules.pop(node.id, None)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id in modules:
                 yield modules[node.value.id], node.attr
@@ -533,19 +534,19 @@ def test_pyproject_declares_exactly_the_imported_packages() -> None:
 
 # What `python -m tests.house_measures` prints. Bounds go down with it, never up.
 BOUNDS = {
-    "lines": 67_883,
+    "lines": 67_882,
     "lines of other texts": 3_336,
     "functions over 60 lines": 1,
     "functions over 40 lines": 70,
     "classes over 300 lines": 0,
     "most parameters of a constructor": 8,
     "public names of two modules": 28,
-    "functions of at most 6 lines used once": 203,
+    "functions of at most 6 lines used once": 202,
 }
 
 
 def test_the_product_grows_no_more() -> None:
-    now = measures()
+    now = measures(MODULES)
     over = [
         f"{name}: {now[name]:,}, of at most {most:,}"
         for name, most in BOUNDS.items()

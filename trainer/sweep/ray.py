@@ -181,7 +181,9 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
     if where == "auto" and (given := os.environ.get("RAY_ADDRESS")):
         where = _address(given, Source(f"RAY_ADDRESS={given}"))
     if where != "auto":
-        _check_answer(where)
+        host, _, port = where.rpartition(":")
+        with refuse_os_errors(f"No Ray answers at {where}", _ADVICE):
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
     name = "The Ray of this machine" if where == "auto" else f"Ray at {where}"
     failed: list[BaseException] = []
 
@@ -207,13 +209,6 @@ def _connect(settings: RaySettings, signals: StopSignals) -> Any:
     if failed:
         raise UserError(f"{name} cannot be used: {_reason(failed[0]).rstrip('.')}. {_ADVICE}")
     return ray
-
-
-def _check_answer(where: str) -> None:
-    """Raises UserError if nothing answers at an address."""
-    host, _, port = where.rpartition(":")
-    with refuse_os_errors(f"No Ray answers at {where}", _ADVICE):
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER).close()
 
 
 class _Launch:
