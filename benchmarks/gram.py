@@ -59,7 +59,7 @@ def main() -> None:
             for kind, values_at in SPECTRA.items():
                 values = values_at(np.arange(given.rows) / given.rows)
                 x = jnp.asarray((basis * values) @ other, jnp.float32)
-                exact = values / np.linalg.norm(values)
+                exact: np.ndarray = values / np.linalg.norm(values)
                 for a, b, c in triples:
                     exact = a * exact + b * exact**3 + c * exact**5
                 exact = (basis * exact) @ other
