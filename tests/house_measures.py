@@ -267,13 +267,13 @@ def _comments(text: str) -> int:
     )
 
 
-def measures(root: Path = ROOT) -> dict[str, float]:
+def measures(found: Collection[Module], root: Path = ROOT) -> dict[str, int]:
     """Returns what the house is measured by, apart from the table of packages.
 
     Args:
+        found: all modules.
         root: of the repository.
     """
-    found = modules(root)
     every = list(definitions(found))
     functions = [each for each in every if not isinstance(each.node, ast.ClassDef)]
     inner = {"__init__", "__call__"}
@@ -282,10 +282,6 @@ def measures(root: Path = ROOT) -> dict[str, float]:
         for each in functions
         if isinstance(each.node, ast.FunctionDef) and each.node.name in inner
     }
-    code = sum(module.lines for module in found) - sum(
-        _docstring_lines(node) for module in found for node in ast.walk(module.tree)
-    )
-    comments = sum(_comments((root / module.path).read_text("utf-8")) for module in found)
     texts = [path for top in PACKAGES for path in (root / top).rglob("*") if path.suffix in TEXTS]
     return {
         "lines": sum(module.lines for module in found),
@@ -302,7 +298,6 @@ def measures(root: Path = ROOT) -> dict[str, float]:
         "most parameters of a constructor": max(parameters.values()),
         "public names of two modules": len(shared_names(found)),
         "functions of at most 6 lines used once": len(used_once(found)),
-        "comments in 100 lines of code": round(100 * comments / code, 1),
     }
 
 
@@ -338,8 +333,11 @@ def main() -> None:
     twice = {name: n for name, n in names.items() if n > 1}
     print(f"\nnames of files used twice or more: {len(twice)}: {', '.join(sorted(twice))}")
     print(f"free of jax, NumPy and SciPy: {len(free(found))}\n")
-    for name, value in measures(root).items():
+    for name, value in measures(found, root).items():
         print(f"{name:45}{value:>10,}")
+    code = total["lines"] - total["docstrings"]
+    comments = sum(_comments((root / module.path).read_text("utf-8")) for module in found)
+    print(f"{'comments in 100 lines of code':45}{100 * comments / code:>10.1f}")
     print("\npublic names of two modules: " + ", ".join(shared_names(found)))
     once = (f"{each.module}:{each.name}" for each in used_once(found))
     print("\nfunctions used once: " + ", ".join(once))

@@ -20,7 +20,7 @@ from pathlib import Path
 from trainer.__main__ import main
 
 RUN = """
-model: !models.mlp {width: 8, num_classes: 3, inputs: x}
+model: !models.mlp {width: 8, depth: 1, num_classes: 3, inputs: x}
 data: !data.ArrayDataset
   train: !mine.rows {seed: 0}
   test: !mine.rows {seed: 1}

@@ -49,6 +49,7 @@ experiment:
   ema_decay    = 0.9
   writers      = []
 models.mlp.width = 8
+models.mlp.depth = 1
 models.mlp.num_classes = 3
 optax.adamw.learning_rate = @schedules.warmup_cosine()
 schedules.warmup_cosine.peak_value = 0.01
@@ -57,7 +58,7 @@ schedules.warmup_cosine.warmup_steps = '10%'
 
 # The config of a run, in YAML, that the tests of sweeps vary.
 SWEPT = """
-model: !models.mlp {width: 8, num_classes: 3}
+model: !models.mlp {width: 8, depth: 1, num_classes: 3}
 data: !unruly.points
 loss: !losses.softmax_cross_entropy
 metrics: {accuracy: !metrics.accuracy }

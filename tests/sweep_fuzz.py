@@ -30,7 +30,7 @@ from typing import Any
 from tests import runs
 from tests.sweep_results import compare
 
-SMALL = runs.replaced("model", "!models.mlp {width: 4, num_classes: 3}")
+SMALL = runs.replaced("model", "!models.mlp {width: 4, depth: 1, num_classes: 3}")
 BASE = runs.replaced("eval_every", "4", SMALL) + "\nsteps_per_call: 1\nwatchdog: null\n"
 RATE = "optimizer.learning_rate: !space.values"
 COMPLETE = f"""

@@ -25,7 +25,7 @@ from trainer.messages import UserError
 from trainer.train import peers
 from trainer.workdir import WorkdirLock
 
-GOOD = """
+GOOD = """models.mlp.depth = 1
 experiment:
   model = @models.mlp()
   data = @data.digits()
@@ -48,7 +48,7 @@ optax.sgd.learning_rate = 1e-2
 """
 
 GOOD_YAML = """
-model: !models.mlp {width: 8}
+model: !models.mlp {width: 8, depth: 1}
 data: !data.digits {batch_size: 32}
 loss: !losses.softmax_cross_entropy
 optimizer: !optax.adamw {learning_rate: 1e-3}
@@ -135,7 +135,7 @@ MISTAKES = {
     "model that no machine holds": (
         GOOD,
         ["--set", "model.width=1_000_000_000_000"],
-        ["the optimizer take", "largest parameters, each with its state, are blocks/", "of memory"],
+        ["the optimizer take", "parameters, each with its state, are embed/kernel", "of memory"],
         3,
     ),
     "size beyond 64 bits with a sign": (
@@ -153,7 +153,7 @@ MISTAKES = {
     "parameter without a group": (
         changed("match = '.*'\n", "match = 'head/.*'\n"),
         [],
-        ["blocks/linear/bias", "'head/.*'"],
+        ["embed/bias", "'head/.*'"],
         12,
     ),
     "invalid regex": (changed("'.*/kernel'", "'(kernel'"), [], ["regular expression"], 14),
@@ -341,7 +341,7 @@ def test_the_hint_to_args_knows_the_functions_of_optax_that_take_a_list():
 
 
 def test_a_list_given_to_another_function_gets_a_hint_to_name_the_argument(tmp_path, capsys):
-    text = GOOD_YAML.replace("!models.mlp {width: 8}", "!models.mlp [8]")
+    text = GOOD_YAML.replace("!models.mlp {width: 8, depth: 1}", "!models.mlp [8]")
     assert run(tmp_path, text, name="config.yaml", command="config")[0] == 2
     assert "write !models.mlp {argument: [...]}, with the argument's name." in (
         capsys.readouterr().err
@@ -558,9 +558,9 @@ def test_explain_prints_the_plan_and_draws_it(tmp_path, capsys):
         "0.0001",
     ]
     assert rows["embed/bias"][3:7] == ["rest", "optax.sgd", "0.01", "-"]
-    weights = 64 * 8 + 8 * 8 + 8 * 10
+    weights = 64 * 8 + 8 * 10
     assert rows["kernels"][1:] == [f"{weights:,}", f"{8 * weights:,}"]
-    assert rows["rest"][1:] == ["26", "0"]
+    assert rows["rest"][1:] == ["18", "0"]
     # Forward and twice for the gradient, but for the gradient of the inputs of the first layer.
     flops = 2 * 32 * (3 * weights - 64 * 8)
     assert f"{flops:,} FLOPs" in said

@@ -280,7 +280,8 @@ def test_every_optimizer_is_compared_or_refused(tmp_path, capsys):
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing(words, said, tmp_path, capsys):
     run = (
-        "model: !models.mlp {width: 8}\ndata: !data.digits {batch_size: 64, validation: 0.2}\n"
+        "model: !models.mlp {width: 8, depth: 1}\n"
+        "data: !data.digits {batch_size: 64, validation: 0.2}\n"
         "loss: !losses.softmax_cross_entropy\nsteps: 5\noptimizer: !optax.adamw\n"
     )
     (tmp_path / "one.yaml").write_text(f"{run}  learning_rate: 0.01\n")

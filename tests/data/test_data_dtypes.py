@@ -106,7 +106,7 @@ class Net(nn.Module):
 
 CONFIG = """
 data: !lots.Own
-model: !models.mlp {width: 8, num_classes: 3}
+model: !models.mlp {width: 8, depth: 1, num_classes: 3}
 loss: !losses.softmax_cross_entropy
 metrics: {accuracy: !metrics.accuracy }
 optimizer: !optax.sgd {learning_rate: 1e-3}

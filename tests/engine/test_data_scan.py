@@ -274,7 +274,7 @@ def semi(batch_size: int = 4) -> ArrayDataset:
     split = {"image": x, "label": label}
     return ArrayDataset(split, {"image": -x - 1, "label": abs(label)}, batch_size=batch_size)
 """
-CONFIG = """model: !models.mlp {width: 4, num_classes: 3}
+CONFIG = """model: !models.mlp {width: 4, depth: 1, num_classes: 3}
 data: !unlabelled.semi {batch_size: 4}
 loss: !losses.softmax_cross_entropy
 optimizer: !optax.sgd {learning_rate: 0.1}

@@ -29,7 +29,7 @@ MORE = {
     "a small vit": ["model=!models.vit {width: 16, depth: 1, num_heads: 2, patch_size: 4}"],
 }
 DIGITS = """
-model: !models.mlp {width: 4}
+model: !models.mlp {width: 4, depth: 1}
 data: !data.digits {batch_size: 32, validation: 0.1}
 loss: !losses.softmax_cross_entropy {label_smoothing: 0.1}
 metrics: {accuracy: !metrics.accuracy , top: !metrics.top_k_accuracy {k: 3}}

@@ -80,7 +80,7 @@ def test_a_loss_of_the_parameters_alone_has_a_gradient(tmp_path: Path):
         "        return jnp.broadcast_to(params['x'], (len(batch['label']), 3)), state\n"
     )
     valley = loss("its gradient is 0", "return (outputs**2).sum(-1)", more=model, warns=True)
-    old = "!models.mlp {width: 8, num_classes: 3, inputs: x}"
+    old = "!models.mlp {width: 8, depth: 1, num_classes: 3, inputs: x}"
     valley = replace(valley, run=[*valley.run, (old, "!mine.Valley {}")])
     assert answer(valley, tmp_path)[0] == "silent"
 

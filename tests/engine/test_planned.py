@@ -51,7 +51,7 @@ def wraps():
 """
 
 TEXT = """
-model: !models.mlp {width: 16}
+model: !models.mlp {width: 16, depth: 1}
 data: !absent_lab.points {batch_size: 10}
 loss: !losses.softmax_cross_entropy
 metrics: {accuracy: !metrics.accuracy }
@@ -183,7 +183,7 @@ def test_explain_compile_prints_the_memory_of_a_step_and_runs_nothing(
 
     for name in ("init", "step", "advance"):
         monkeypatch.setattr(Program, name, refuse)
-    sets = ["data=!absent_lab.absent {}", f"steps_per_call={steps_per_call}", "model.width=500"]
+    sets = ["data=!absent_lab.absent {}", f"steps_per_call={steps_per_call}", "model.width=5_000"]
     options = [word for each in sets for word in ("--set", each)]
     options += ["--vocabulary=absent_lab", "--compile"]
     assert main(["explain", f"--config={lab}", *options]) == 0

@@ -91,7 +91,8 @@ def test_steps_may_be_counted_in_tokens(tmp_path):
 def test_steps_may_be_counted_in_tokens_for_each_parameter(tmp_path):
     """Of the model as the data set makes it, whose classes its head has; known by hand."""
     more = COUNTED + "experiment.steps = '20 tokens/parameter'\nexperiment.eval_every = '50%'\n"
-    more += "experiment.model = @models.mlp()\nmodels.mlp.width = 16\nmodels.mlp.num_classes = 10\n"
+    more += "experiment.model = @models.mlp()\nmodels.mlp.width = 16\nmodels.mlp.depth = 2\n"
+    more += "models.mlp.num_classes = 10\n"
     made = program(tmp_path, more)
     sizes = 2 * (16 * 16 + 16) + (16 * 10 + 10)  # of 16 pixels
     assert made.experiment.steps == math.ceil(20 * sizes / 800)
@@ -152,13 +153,13 @@ def test_the_utilization_is_that_of_the_formula(tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "peak_of", lambda devices, precision: real([Device] * 2, precision))
     made = program(tmp_path, COUNTED, "precision=mixed")
     row = Utilization(made).row(5.0)
-    # The perceptron has layers of 16 x 8, 8 x 8 and 8 x 3 with biases. A step computes 8 examples:
+    # The perceptron has layers of 16 x 8 and 8 x 3 with biases. A step computes 8 examples:
     # forward, the gradients of all kernels, and those of all inputs but the first.
-    products = 2 * 8 * (3 * (16 * 8 + 8 * 8 + 8 * 3) - 16 * 8)
+    products = 2 * 8 * (3 * (16 * 8 + 8 * 3) - 16 * 8)
     assert made.flops == make_plan(made).flops == products
     peak = 2 * 989.4e12
     assert row["perf/mfu"] == pytest.approx(products * 5 / peak, rel=1e-12)
-    size = 16 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3
+    size = 16 * 8 + 8 + 8 * 3 + 3
     assert row["perf/mfu_6nd"] == pytest.approx(6 * size * 800 * 5 / peak, rel=1e-12)
     assert row["perf/tokens_per_second"] == 4000
     plain = Utilization(program(tmp_path)).row(5.0)
@@ -404,7 +405,8 @@ def test_a_slow_data_set_is_waited_for_and_changes_no_bit(tmp_path, config):
 def test_a_quick_data_set_is_not_waited_for(tmp_path, config):
     # A step takes far longer than a batch, and than the thread that makes batches waits for a core
     # where other processes have them all.
-    more = ["--set=model.width=2048", "--set=log_every=5", "--set=eval_every=20"]
+    more = ["--set=model.width=2048", "--set=model.depth=2", "--set=log_every=5"]
+    more.append("--set=eval_every=20")
     assert runs.train(config, tmp_path / "run", *more) == 0
     waits = [
         row["perf/data_wait"] for row in rows_of(tmp_path / "run") if "perf/steps_per_second" in row

@@ -27,7 +27,7 @@ from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program, load_located
 
 DIGITS = """
-model: !models.mlp {width: 4}
+model: !models.mlp {width: 4, depth: 1}
 data: !data.digits {batch_size: 64, validation: 0.1}
 loss: !losses.softmax_cross_entropy
 metrics: {accuracy: !metrics.accuracy }

@@ -344,7 +344,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @short.parametrize("page", PAGES)  # README.md is the first one
-def test_the_blocks_of_a_page_run(page: str, place: Path) -> None:
+def test_the_blocks_of_a_page_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "")  # as above
     run(list(blocks(page, (ROOT / page).read_text(encoding="utf-8"))))
 
 

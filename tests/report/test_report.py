@@ -718,7 +718,7 @@ def test_searches_whose_winner_is_mostly_the_first_or_last_value_are_named(won, 
 def test_what_was_compared_of_a_model_is_said(tmp_path):
     """A verdict was read as one on optimizers of all parameters."""
     text = """
-    model: !models.mlp {width: 4, num_classes: 3}
+    model: !models.mlp {width: 4, depth: 1, num_classes: 3}
     data: !data.digits {batch_size: 8}
     loss: !losses.softmax_cross_entropy
     steps: 3

@@ -257,7 +257,7 @@ def test_final_runs_have_the_values_of_their_parameters_in_float64(tmp_path):
 
     points = unruly.points()
     image, label = points.x[22:], points.y[22:]
-    model = models.mlp(width=8, num_classes=3)
+    model = models.mlp(width=8, depth=1, num_classes=3)
     finals = sorted((tmp_path / "sweep").glob("final/*/*"))
     assert len(finals) == 2
     for trial in finals:

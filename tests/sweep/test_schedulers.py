@@ -140,7 +140,7 @@ def test_a_worker_that_is_stopped_and_started_again_completes_the_sweep(
     base = SWEPT
     for name, value in (("data", "!data.digits {batch_size: 64}"), ("steps", "2000")):
         base = replaced(name, value, base)
-    base = replaced("model", "!models.mlp {width: 8}", base)
+    base = replaced("model", "!models.mlp {width: 8, depth: 1}", base)
     file = write_sweep(shared / "experiments", replaced("eval_every", "500", base))
     # Before there is a plan, it is a mistake.
     process = begin(system, shared)

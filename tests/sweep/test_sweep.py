@@ -109,7 +109,7 @@ def test_a_sweep_says_once_that_a_step_is_slow(tmp_path, capfd):
 DIGITS = "!data.digits {batch_size: 64}"
 CONVNET = replaced("data", DIGITS, replaced("model", "!models.convnet {widths: [4, 8]}"))
 VIT = "!models.vit {width: 8, depth: 2, num_heads: 2, patch_size: 2, num_classes: 3, dropout: 0.2}"
-WHOLE, WIDE = "!data.digits {batch_size: null}", "!models.mlp {width: 8}"
+WHOLE, WIDE = "!data.digits {batch_size: null}", "!models.mlp {width: 8, depth: 1}"
 SEARCH = "!optax.lbfgs {learning_rate: 0.5, memory_size: 3}"
 FREE = "!optax.contrib.schedule_free_adamw {learning_rate: 1e-2}"
 WRAPPED = """!optim.optimizer
@@ -267,7 +267,7 @@ def test_best_and_final_checkpoints_of_a_trial_are_kept_if_asked(tmp_path):
 
 
 def test_the_winners_run_again_on_fresh_seeds(tmp_path):
-    space = "optimizer.learning_rate: !space.values {values: [1e-5, 3e-2, 1e-4]}"
+    space = "optimizer.learning_rate: !space.values {values: [3e-2, 1e-3, 2e-2]}"
     file = write_sweep(tmp_path, space=space)
     file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
     assert sweep(file, tmp_path / "sweep") == 0
@@ -278,7 +278,7 @@ def test_the_winners_run_again_on_fresh_seeds(tmp_path):
     assert content[0]["winners"] == {"base": [{"number": best, "value": losses[best]}]}
     final = sorted((tmp_path / "sweep").glob("final/base/*"))
     assert [path.name for path in final] == ["10000", "10001"]
-    rate = f"learning_rate: {[1e-5, 3e-2, 1e-4][best]}"
+    rate = f"learning_rate: {[3e-2, 1e-3, 2e-2][best]}"
     assert all(rate in (path / "config.yaml").read_text() for path in final)
 
 
@@ -537,6 +537,7 @@ def test_kills_and_stops_do_not_change_a_trial(tmp_path):
 
 def test_two_workers_share_the_trials(tmp_path):
     file = write_sweep(tmp_path, SLOW, trials=4)
+    assert sweep(file, tmp_path / "sweep", "--plan_only") == 0
     process = start(file, tmp_path / "sweep", "--workers=2")
     _, said = process.communicate()
     assert process.returncode == 0, said
@@ -629,7 +630,7 @@ def test_a_wave_has_the_useful_width(tmp_path):
 @pytest.mark.long
 def test_trials_by_vmap_have_bits_of_their_width_and_nearly_those_alone(tmp_path, capsys):
     base = replaced("steps", "40", replaced("data", "!data.digits {batch_size: 64}"))
-    base = replaced("model", "!models.mlp {width: 8}", base)
+    base = replaced("model", "!models.mlp {width: 8, depth: 1}", base)
     file = write_sweep(tmp_path, base, more="vmap: 4\nseeds: 2", trials=3)
     assert sweep(file, tmp_path / "sweep") == 0
     said = capsys.readouterr().err

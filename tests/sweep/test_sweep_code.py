@@ -23,7 +23,7 @@ from trainer.sweep.worker import Worker
 from trainer.workdir.code import STEP
 
 BASE = """
-model: !models.mlp {width: 4, num_classes: 3}
+model: !models.mlp {width: 4, depth: 1, num_classes: 3}
 data: !the_lab.data.points
 loss: !losses.softmax_cross_entropy
 optimizer: !the_lab.nets.sgd {learning_rate: 1e-2}

@@ -29,7 +29,7 @@ from trainer.sweep.programs import find_programs, most_side_by_side
 from trainer.sweep.reading import Definition, read_sweep
 
 BASE = """
-model: !models.mlp {width: 8}
+model: !models.mlp {width: 8, depth: 1}
 data: !data.digits {batch_size: 32, validation: 0.2}
 loss: !losses.softmax_cross_entropy
 metrics: {accuracy: !metrics.accuracy }
@@ -46,6 +46,7 @@ experiment:
   optimizer = @optim.optimizer()
   steps = 20
 models.mlp.width = 8
+models.mlp.depth = 1
 data.digits.batch_size = 32
 data.digits.validation = 0.2
 optim.optimizer.groups = {'kernels': @a/optim.group(), 'rest': @b/optim.group()}
