@@ -323,7 +323,8 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     places = {column.name: index for index, column in enumerate(costs.columns)}
     (row,) = (row for row in costs.rows if row[places["arm"]] == "adamw")
     assert row[places["steps"]] == 18 * 4  # also those of the six that wait
-    state = max((waiting[0] / "checkpoints").rglob("*"), key=lambda x: x.stat().st_size)
+    files = [x for x in (waiting[0] / "checkpoints").rglob("*") if x.is_file()]
+    state = max(files, key=lambda x: x.stat().st_size)
     content = bytearray(state.read_bytes())
     content[-200] ^= 1
     state.write_bytes(content)
