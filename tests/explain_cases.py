@@ -26,7 +26,7 @@ from trainer.engine.collectives import find_traffic
 from trainer.engine.mesh import make_mesh
 
 MLP = """
-model: !models.mlp {width: 8, depth: 1}
+model: !models.mlp {width: 8}
 data: !data.digits {batch_size: 32, crop: 0}
 loss: !losses.softmax_cross_entropy
 optimizer: !optax.adamw {learning_rate: 1e-3}
