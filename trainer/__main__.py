@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; `argv` None stands for those of the process."""
     # 0 done, 1 a failed run or disk, 2 a user's mistake, 75 stopped by a signal after a checkpoint.
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # Python's 700 would look at all objects every few traces of jax
+    if argv is None:  # by Python's default of 700, it would look for garbage at every trace of jax
         gc.set_threshold(50_000)
     if sys.flags.safe_path:
         os.environ["PYTHONSAFEPATH"] = "1"  # -P of the processes that this one starts

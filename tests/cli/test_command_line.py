@@ -135,7 +135,11 @@ MISTAKES = {
     "model that no machine holds": (
         GOOD,
         ["--set", "model.width=1_000_000_000_000"],
-        ["the optimizer take", "parameters, each with its state, are embed/kernel", "of memory"],
+        [
+            "the optimizer take",
+            "largest parameters, each with its state, are embed/kernel",
+            "of memory",
+        ],
         3,
     ),
     "size beyond 64 bits with a sign": (

@@ -25,7 +25,7 @@ from trainer.cli import options, resolving
 from trainer.config.vocabulary import RUN, SWEEP
 from trainer.engine.plan import make_plan
 
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 SHOWN = ("json", "latex", "mermaid", "text")  # and directives, such as {note}
 MARK = re.compile(r"<!-- not run: (?P<why>\w.*) -->")
 
@@ -55,7 +55,7 @@ def test_the_readme_is_short_and_leads_to_the_page_that_leads_to_every_page() ->
     assert text.index("```yaml\n") < text.index("](")  # a config comes first
     contents = (ROOT / "docs" / "contents.md").read_text(encoding="utf-8")
     # Some pages are nothing but a link to a file, whose text the site shows in their place.
-    pages = [page for page in PAGES[1:] if not (ROOT / page).read_text().startswith("[")]
+    pages = [page for page in PAGES if not (ROOT / page).read_text().startswith("[")]
     names = [page.removeprefix("docs/") for page in pages if page != "docs/contents.md"]
     assert [name for name in names if f"]({name}" not in contents] == []
 
@@ -72,13 +72,16 @@ def test_the_blocks_of_the_readme_run_and_it_shows_what_its_first_commands_print
 ) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     monkeypatch.setenv("XLA_FLAGS", "")  # the process of its run is that of users, and faster
-    run(list(blocks("README.md", text)))
-    printed = capsys.readouterr().out.splitlines()
+    printed = {}  # by the commands of a block
+    for block in blocks("README.md", text):
+        run([block])
+        ran = re.findall(r"^\$ (.*)", block.text, re.M)
+        printed |= dict.fromkeys(ran, capsys.readouterr().out.splitlines())
     prefix = "python -m trainer "
     commands = ["new run first", "explain --config=first/run.yaml"]
     commands.append("new comparison muon --optimizers=adamw,muon")
-    for command in commands:
-        assert [x for x in console(text, prefix + command) if x not in printed] == [], command
+    for command in (prefix + each for each in commands):
+        assert [x for x in console(text, command) if x not in printed[command]] == [], command
     assert f"```yaml\n{Path('first/run.yaml').read_text()}```" in text
     assert console(text, "cat muon/sweep.yaml") == Path("muon/sweep.yaml").read_text().splitlines()
     wrong = next(x for x in text.splitlines() if "learning_rat=" in x and x.startswith("$ "))
@@ -343,7 +346,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@short.parametrize("page", PAGES[1:])  # without README.md, of which a test is above
+@short.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run(page: str, place: Path) -> None:
     run(list(blocks(page, (ROOT / page).read_text(encoding="utf-8"))))
 

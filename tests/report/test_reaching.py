@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs
-from tests.sweep import test_sweep_plan
-from tests.sweep.test_sweep_plan import defined
+from tests.sweep.test_sweep_plan import DEEP, defined
 from trainer.config import ConfigError
 from trainer.report.comparison import make_report
 from trainer.report.panels.targets import NotJudgedError, judge, sentence
@@ -16,8 +15,6 @@ from trainer.report.sweep_results import read_sweep_results
 from trainer.sweep.definition import Goal
 from trainer.writers import iterate_metrics
 
-# Its loss takes more than one evaluation to the target.
-BASE = test_sweep_plan.BASE.replace("depth: 1", "depth: 2")
 SWEEP = """base: base.yaml
 arms:
   fast: {set: {optimizer: !optax.adamw {learning_rate: 0.01}}}
@@ -29,7 +26,7 @@ final: null
 
 
 def _computed(home: Path, text: str = SWEEP, **more: str) -> Path:
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 5\n")
+    (home / "base.yaml").write_text(DEEP + "log_every: 5\neval_every: 5\n")
     (home / "sweep.yaml").write_text(text)
     options = [f"--{name}={value}" for name, value in more.items()]
     config = f"--config={home / 'sweep.yaml'}"
@@ -131,7 +128,7 @@ def test_rows_that_were_edited_are_not_judged(computed, tmp_path):
 def test_an_unfinished_arm_is_not_judged(computed, tmp_path):
     from trainer.__main__ import main
 
-    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(DEEP)
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     options = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
     assert main(["sweep", *options, "--plan_only"]) == 0
@@ -160,7 +157,7 @@ def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     folder = Path(shutil.copytree(computed, home / "sweep"))
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 5\n")
+    (home / "base.yaml").write_text(DEEP + "log_every: 5\neval_every: 5\n")
     (home / "more.yaml").write_text(SWEEP.replace("seeds: 4", "seeds: 6"))
     from trainer.__main__ import main
 
@@ -183,7 +180,7 @@ def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
     ],
 )
 def test_a_rule_that_cannot_be(tmp_path, goal, why):
-    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(DEEP)
     text = f"base: base.yaml\ngoal: {goal}\nseeds: 2\nfinal: null\n"
     with pytest.raises(ConfigError, match=why):
         defined(tmp_path, text)
@@ -195,7 +192,7 @@ def test_a_goal_with_sigma_has_the_rule_that_holds_for_any_curve():
 
 
 def test_a_rule_is_about_one_configuration(tmp_path):
-    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "base.yaml").write_text(DEEP)
     goal = "goal: {rule: earliest_step, sigma: 0.1, target: 1.0}"
     space = "space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}"
     text = f"base: base.yaml\n{goal}\n{space}\ntrials: 2\nsearches: 3\nmethod: !method.sobol"

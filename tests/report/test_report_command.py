@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs, short
-from tests.sweep.test_sweep_plan import BASE
+from tests.sweep.test_sweep_plan import BASE, DEEP
 from trainer.__main__ import main
 from trainer.report import FORMATS
 from trainer.report.run_results import read_runs
@@ -356,7 +356,7 @@ def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
 @pytest.mark.long
 def test_seeds_that_the_file_lists_are_named(planned, tmp_path, capsys):
     assert "listed by hand" not in report(capsys, planned)
-    (tmp_path / "base.yaml").write_text(BASE.replace("depth: 1", "depth: 2"))
+    (tmp_path / "base.yaml").write_text(DEEP)
     for given, words in (
         ("final: {seeds: [3, 8, 11, 14]}", "The final seeds were listed by hand: 3, 8, 11, 14."),
         ("seeds: [4, 2]\nfinal: {seeds: 4}", "The seeds were listed by hand: 4, 2."),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import runs, short
-from tests.sweep import test_sweep_plan
+from tests.sweep.test_sweep_plan import DEEP
 from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.studies.challenge import Entry, EntryText, Rules, check_entry, read_challenge
@@ -20,8 +20,6 @@ from trainer.sweep.target_rule import Reached
 from trainer.writers import iterate_metrics
 
 ROOT = Path(__file__).parents[2]
-# The losses of its arms take more than one evaluation to the target.
-BASE = test_sweep_plan.BASE.replace("depth: 1", "depth: 2")
 GOAL = "{metric: loss, target: 2.2, rule: earliest_step, sigma: 0.02}"
 RULES = f"""baseline: baseline.yaml
 title: Digits to a loss of 2.2
@@ -52,7 +50,7 @@ def _entry(folder: Path, arm: str, text: str = "title: An entry", **changes: str
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("race")
-    (home / "baseline.yaml").write_text(BASE + "log_every: 5\neval_every: 5\n")
+    (home / "baseline.yaml").write_text(DEEP + "log_every: 5\neval_every: 5\n")
     (home / "challenge.yaml").write_text(RULES)
     entries = home / "entries"
     _entry(entries / "0001_slow", SLOW)
@@ -209,7 +207,7 @@ def test_an_entry_may_lack_a_group_of_the_baseline(another, tmp_path, capsys):
     kernels = f"kernels: !optim.group {{match: .*/kernel, {adamw}}}"
     groups = f"optimizer: !optim.optimizer {{groups: {{{kernels}, {rest}}}}}"
     (tmp_path / "baseline.yaml").write_text(
-        BASE.replace("optimizer: !optax.adamw {learning_rate: 1e-3}", groups)
+        DEEP.replace("optimizer: !optax.adamw {learning_rate: 1e-3}", groups)
         + "log_every: 5\neval_every: 5\n"
     )
     entry = another(f"{{set: {{optimizer.groups: {{{rest}}}, steps: 15}}}}")

@@ -37,6 +37,8 @@ optimizer: !optax.adamw {learning_rate: 1e-3}
 steps: 20
 """
 
+# With a second layer, the loss takes several evaluations to reach the targets of the tests.
+DEEP = BASE.replace("depth: 1", "depth: 2")
 BASE_GIN = """
 experiment:
   model = @models.mlp()

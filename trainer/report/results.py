@@ -475,7 +475,7 @@ def winners_at_ends(workload: Workload, scan: Scan) -> tuple[int, int, str] | No
         return None
     if end == "smallest" and all(min(values.values()) == 0 for values in tried.values()):
         return None  # nothing is smaller
-    from scipy.special import bdtrc  # a third of a second
+    from scipy.special import bdtrc  # importing it takes a third of a second
 
     by_chance = bdtrc(count - 1, len(tried), 1 / min(counts))
     return (count, len(tried), end) if by_chance < _CHANCE else None
