@@ -37,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "norm_epsilon": 0.3,
         "embed_norm": True,
         "activation": "swiglu",
+        "base_depth": 1,
     },
     "biases, of a tied head none": {"bias": True, "qk_norm": "unscaled", "tied": True},
 }
@@ -123,6 +124,8 @@ def test_initial_values():
         "blocks/attn/out/kernel": pytest.approx(1 / 8 / 4, rel=0.02),  # sqrt(2 * 8) = 4
         "blocks/mlp/down/kernel": pytest.approx(1 / 16 / 4, rel=0.02),
     }
+    shallow = flatten(start(model(base_depth=2), text()))
+    assert np.std(shallow["blocks/attn/out/kernel"]) == pytest.approx(1 / 8 / 2, rel=0.02)
     zeros = flatten(start(model(zero_init=True), text()))
     assert not np.any(zeros["blocks/attn/out/kernel"])
     assert not np.any(zeros["blocks/mlp/down/kernel"])
@@ -188,6 +191,8 @@ def numpy_gpt(
     rows, kv_heads = [], arguments.get("num_kv_heads", heads)
     kind, rope = arguments.get("activation", "relu2"), arguments.get("rope", "full")
     norm = functools.partial(numpy_norm, epsilon=arguments.get("norm_epsilon", 1e-6))
+    depth = sum(name.startswith("block_") for name in p)
+    share = arguments.get("base_depth", depth) / depth  # CompleteP, table 1, with alpha = 1
     for index, tokens in enumerate(batch["tokens"]):
         documents = batch["documents"][index] if "documents" in batch else np.zeros(len(tokens))
         x = p["embed"]["embedding"][tokens]
@@ -220,7 +225,7 @@ def numpy_gpt(
                         of_layer[head] = max(of_layer[head], scores.max())
                     weights = np.exp(scores)
                     mixed[t, head] = weights / weights.sum() @ v[seen, group]
-            x = x + linear(mixed.reshape(len(tokens), -1), attn["out"])
+            x = x + share * linear(mixed.reshape(len(tokens), -1), attn["out"])
             h = norm(x, p[name]["mlp_norm"]["scale"])
             up = linear(h, mlp["up"])
             if kind == "swiglu":
@@ -230,7 +235,7 @@ def numpy_gpt(
                 up = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
             else:
                 up = np.maximum(up, 0) ** 2
-            x = x + linear(up, mlp["down"])
+            x = x + share * linear(up, mlp["down"])
         head = p["head"] if "head" in p else {"kernel": p["embed"]["embedding"].T}
         logits, cap = linear(norm(x, p["norm"]["scale"]), head), arguments.get("soft_cap")
         if arguments.get("soft_cap_form") == "algebraic":

@@ -192,12 +192,26 @@ def test_adam_needs_base_width_and_a_divided_rate(
     assert "No slope of the" in told
 
 
+@pytest.mark.long
+def test_blocks_grow_with_the_depth_without_base_depth(capsys: pytest.CaptureFixture[str]) -> None:
+    # CompleteP (arXiv:2505.01618): what a step changes in each block adds up over the depth.
+    sets = ["model.width=64", "model.zero_init=false", "model.embed_norm=true", "data.batch_size=4"]
+    command = [*GPT, *(f"--set={each}" for each in sets), "--width_path=model.depth"]
+    command += ["--widths=2,4,8,16", "--seeds=5", "--steps=10"]
+    assert main(command) == 1
+    assert "Changes grow with the depth in blocks (slope" in capsys.readouterr().out
+    assert main([*command, "--set=model.base_depth=2"]) == 0
+    told = capsys.readouterr().out
+    assert "No slope of the" in told and "width" not in told
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--widths=64"], "was given 1 width and 3 seeds"),
         (["--widths=64,128", "--seeds=1"], "needs three widths, or two widths and two seeds"),
         (["--widths=64,66"], "at model.width=66: models.gpt divides its width among its heads"),
+        (["--widths=2", "--width_path=model.depth"], "needs three depths, or two depths and two"),
         (["--widths=64,128", "--width_path=model.widht"], "Did you mean 'width'?"),
         (["--widths=64,128", "--width_path=model"], "a call of models.gpt is there, and not a num"),
         (["--widths=64,128", "--width_path=model.rope_base"], "must be an integer of at least 1"),

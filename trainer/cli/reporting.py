@@ -256,7 +256,7 @@ def coordinate_check(arguments: argparse.Namespace) -> int:
     )
     lines = [*study.notes_on_widths(found), "", *study.printed(found), ""]
     lines += study.verdict_on_widths(found)
-    warned = f"The plan warns at the width {found.widths[-1]}: "
+    warned = f"The plan warns at the {found.series.what} {found.widths[-1]}: "
     show("\n".join([*lines, *(f"{warned}{line}" for line in found.warnings)]))
     title = f"Coordinate check of {', '.join(arguments.files)}"
     _write_report(

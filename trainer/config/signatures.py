@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config.tree import ConfigError, Key, Source, Tree, same
-from trainer.config.units import is_steps, names_steps, quantity
+from trainer.config.units import COUNTS_STEPS, is_steps, quantity
 from trainer.config.wording import nearest
 
 LISTS = (
@@ -450,7 +450,8 @@ class Slot:
         if is_factory and name in _FLOATS:
             hint = widen_to_float(parameter.hint, default)
         # A default such as '5%' also says that the argument counts steps.
-        counts = names_steps(name) or isinstance(default, str) and quantity(default) is not None
+        counts = COUNTS_STEPS.fullmatch(name) is not None
+        counts = counts or isinstance(default, str) and quantity(default) is not None
         return Slot(hint, default, function.name, name, is_factory, counts)
 
     def of_elements(self, count: int) -> tuple[list["Slot"], type]:

@@ -23,7 +23,7 @@ _QUANTITY = re.compile(rf"\s*{_NUMBER}(?:{UNITS})\s*")
 # Annotated[int, "steps"], or if it has the name of such an argument of optax's schedules.
 _STEPS = "steps"
 # ns_steps and max_backtracking_steps count iterations within a step.
-_NAME = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_scales)?")
+COUNTS_STEPS = re.compile(r"(?!ns_|max_)(\w+_)?steps|transition_begin|boundaries(_and_scales)?")
 
 # Python refuses to convert more than 4,300 digits to a number.
 _LONGEST = 60
@@ -56,16 +56,6 @@ def is_steps(hint: Any) -> bool:
         return True
     unites = origin in (typing.Union, types.UnionType, typing.Annotated)
     return unites and any(is_steps(part) for part in typing.get_args(hint))
-
-
-def names_steps(name: str) -> bool:
-    """Returns whether integer arguments of this name are numbers of steps.
-
-    Example:
-        >>> names_steps("warmup_steps"), names_steps("ns_steps"), names_steps("width")
-        (True, False, False)
-    """
-    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -334,12 +334,7 @@ def lower_step(config: Config, vocabulary: Sequence[str] = ()) -> StepProgram:
 
 
 def count_operations(text: str) -> Mapping[str, int]:
-    """Counts the operations of a StableHLO text by kind; the body of a loop counts once.
-
-    Example:
-        >>> count_operations('"stablehlo.gather"(%0) <{a = #stablehlo.gather<>}> call @f(%1)')
-        Counter({'gather': 1, 'call': 1})
-    """
+    """Counts the operations of a StableHLO text by kind; the body of a loop counts once."""
     names = (kind or call for kind, call in _OPERATION.findall(text))
     return Counter(name for name in names if name not in _NO_OPERATIONS)
 

@@ -155,6 +155,7 @@ def gpt(
     init_scale: float = 1.0,
     embed_init: float = 0.02,
     embed_dtype: str | None = None,
+    base_depth: int | None = None,
 ) -> Model:
     """Returns a decoder-only transformer, pre-norm and by default without biases.
 
@@ -199,7 +200,7 @@ def gpt(
             (Chowdhery et al., arXiv:2204.02311).
         zero_init: True starts `out/kernel`, `down/kernel` and `head/kernel` at 0, as
             modded-nanogpt does; False divides the deviation of the first two by sqrt(2 * depth), as
-            GPT-2 does.
+            GPT-2 does, or by that of `base_depth`.
         remat: what the backward pass of the layers does not compute again: "products" the products
             with kernels and, with attention="plain", the results of attention; "none" recomputes
             nothing; "full" recomputes everything but the layers' inputs. It may be a mapping of
@@ -242,6 +243,11 @@ def gpt(
         embed_dtype: the dtype in which the embedding is stored and in which its gradient arrives,
             such as "bfloat16"; the optimizer computes in float32 and rounds the result to it. None
             for that of the other parameters, in which the model computes.
+        base_depth: the depth for which learning rates were chosen; None scales nothing. What
+            attention and perceptrons add is multiplied by base_depth / depth, and their kernels
+            start alike at all depths, so that the rates of Adam and Muon stay (CompleteP, Dey et
+            al., arXiv:2505.01618, with alpha = 1; there Adam's eps of the kernels in `blocks` is
+            divided by depth / base_depth, and by width / base_width, too).
 
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`
@@ -271,7 +277,7 @@ def gpt(
     sizes = {"vocab_size": vocab_size, "width": width, "depth": depth, "num_heads": num_heads}
     sizes |= {"num_kv_heads": kv_heads, "mlp_dim": mlp_dim, "max_length": max_length}
     chosen = {"loss_chunk": loss_chunk, "base_head_dim": base_head_dim, "base_width": base_width}
-    check_positive("models.gpt", **sizes, **chosen)
+    check_positive("models.gpt", **sizes, **chosen, base_depth=base_depth)
     _check_heads(width, num_heads, kv_heads, rope)
     head_dim = width // num_heads
     names = {"activation": (activation, layers.ACTIVATIONS), "rope": (rope, ROTATIONS)}
@@ -318,7 +324,8 @@ def gpt(
             "is the head, whose dtype is that of the other parameters. Leave one of them out."
         )
     first = layers.scaled_matrix(init_scale)
-    last = layers.scaled_matrix(0.0 if zero_init else init_scale * (2 * depth) ** -0.5)
+    known_depth = depth if base_depth is None else base_depth
+    last = layers.scaled_matrix(0.0 if zero_init else init_scale * (2 * known_depth) ** -0.5)
     scale = head_dim**-0.5 if attention_scale is None else attention_scale
     if base_width is not None:
         known_dim = base_width / num_heads if base_head_dim is None else base_head_dim
@@ -334,7 +341,7 @@ def gpt(
         vocab_size=vocab_size,
         depth=depth,
         head_dim=head_dim,
-        block=functools.partial(layers.Block, mixer, mlp, norm, dropout),
+        block=functools.partial(layers.Block, mixer, mlp, norm, dropout, known_depth / depth),
         embed=functools.partial(Embed, vocab_size, width, drawn, norm if embed_norm else None),
         norm=norm,
         head=None if tied else functools.partial(Head, width, vocab_size, head, bias),

@@ -357,15 +357,20 @@ class Block(nn.Module):
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     dropout: float
+    share: float = 1.0  # by which both are multiplied before they are added
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, *given: Any) -> jax.Array:
         """Maps [batch, tokens, width] to an array of the same shape; attention takes `given`."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
-        x = x + drop(self.attention(name="attn")(self.norm(name="attn_norm")(x), *given))
-        x = constrain(x, "batch", None, None)
+
+        def add(x: jax.Array, result: jax.Array) -> jax.Array:
+            shared = result if self.share == 1 else self.share * result
+            return constrain(x + drop(shared), "batch", None, None)
+
+        x = add(x, self.attention(name="attn")(self.norm(name="attn_norm")(x), *given))
         mlp = self.mlp(name="mlp")
-        return constrain(x + drop(mlp(self.norm(name="mlp_norm")(x))), "batch", None, None)
+        return add(x, mlp(self.norm(name="mlp_norm")(x)))
 
 
 def run_stack(

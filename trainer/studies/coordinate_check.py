@@ -2,7 +2,8 @@
 
 A coordinate check (Yang et al., arXiv:2203.03466, appendix D.1) trains a model for a few steps at
 several widths. If initial values and learning rates scale with the width as they should, the
-changes of all activations have the same size at all widths. Begin with `check`. The verdict, its
+changes of all activations have the same size at all widths. Depths can be compared in their place;
+below, they are called widths as well. Begin with `check`. The verdict, its
 tables and its pictures follow.
 """
 
@@ -44,6 +45,16 @@ class WidthSeries:
     path: str  # the config path of the width
     by_width: Mapping[int, Config]  # by increasing width
     notes: tuple[str, ...]  # sentences about what else differs between widths, and about heads
+
+    @property
+    def what(self) -> str:
+        """What sentences call it: "depth" or "width"."""
+        return what_is_at(self.path)
+
+
+def what_is_at(path: str) -> str:
+    """Returns "depth" for the path of a depth, such as model.depth, and else "width"."""
+    return "depth" if path.rpartition(".")[2] == "depth" else "width"
 
 
 @dataclass(frozen=True)
@@ -127,11 +138,11 @@ def check(
     # The batch is the first microbatch after those of the steps. Without `keep_schedules` the rates
     # are the largest of their schedules: a warm-up from 0 would leave the first steps without a
     # change. Raises UserError for too few widths or seeds, or runs shorter than the steps.
-    widths, stops = list(series.by_width), tuple(sorted(set(steps)))
+    widths, stops, what = list(series.by_width), tuple(sorted(set(steps))), series.what
     if len(widths) < 2 or seeds * (len(widths) - 1) < 2:
         raise UserError(
-            f"A slope with its error needs three widths, or two widths and two seeds. The check was"
-            f" given {plural(len(widths), 'width')} and {plural(seeds, 'seed')}."
+            f"A slope with its error needs three {what}s, or two {what}s and two seeds. The check"
+            f" was given {plural(len(widths), what)} and {plural(seeds, 'seed')}."
         )
     programs, constants = _programs(series, keep_schedules, vocabulary)
     own = programs[widths[-1]].experiment
@@ -166,7 +177,7 @@ def _programs(
     for width, config in series.by_width.items():
         program = load_located(config, vocabulary)
         if program.experiment.warm_start is not None:
-            text = "coordinate_check begins with the first parameters of each width"
+            text = f"coordinate_check begins with the first parameters of each {series.what}"
             raise ConfigError(f"{text}: remove warm_start.", config.argument_source("warm_start"))
         if not keep_schedules:
             constant, constants = with_constant_rates(config, program.experiment, vocabulary)
@@ -289,18 +300,18 @@ def make_series(
     builder.check()
     root, _ = complete(config, vocabulary)
     path = path or _width_path(root)
-    own = _number(builder, root, path, "--width_path")
+    own, what = _number(builder, root, path, "--width_path"), what_is_at(path)
     if not isinstance(own, int) or own < 1:
         raise UserError(
-            f"--width_path={path}: the value there is {own!r}, which is not a width: it must be an"
-            " integer of at least 1."
+            f"--width_path={path}: the value there is {own!r}, which is not a {what}: it"
+            " must be an integer of at least 1."
         )
     powers = scale or {}
     scaled = {each: _number(builder, root, each, "--scale") for each in powers}
     if path in scaled:
-        raise UserError(f"--scale={path}: this is the width itself, which --widths sets.")
+        raise UserError(f"--scale={path}: this is the {what} itself, which --widths sets.")
     tables: dict[str, dict[int, float]] = {
-        each: {width: _at(each, value, own, width, powers[each]) for width in widths}
+        each: {width: _at(each, value, powers[each], what, own, width) for width in widths}
         for each, value in scaled.items()
     }
     by_width: dict[int, Config] = {}
@@ -358,16 +369,16 @@ def _number(builder: Builder, root: Call, path: str, option: str) -> int | float
     return float(tree) if float in (hint, *get_args(hint)) else tree
 
 
-def _at(path: str, value: int | float, own: int, width: int, power: float) -> int | float:
+def _at(path: str, value: float, power: float, what: str, own: int, width: int) -> int | float:
     """Returns a value that is scaled with the width; an integer must stay one."""
     found = value * (width / own) ** power
     if not isinstance(value, int):
         return found
     if abs(found - round(found)) > 1e-9 * max(1.0, abs(found)) or round(found) < 1:
         raise UserError(
-            f"--scale={path}={power:g}: {path} is {value} at the width {own} of the config, and"
-            f" would be {found:.4g} at the width {width}, which is not an integer of at least 1."
-            " Choose other widths, or give the config a width from which it scales."
+            f"--scale={path}={power:g}: {path} is {value} at the {what} {own} of the config, and"
+            f" would be {found:.4g} at the {what} {width}, which is not an integer of at least 1."
+            f" Choose other {what}s, or give the config a {what} from which it scales."
         )
     return round(found)
 
@@ -392,7 +403,7 @@ def _heads(
 Kind = Literal["grows", "shrinks", "keeps", "not decided"]
 
 _NOTE = (
-    "A slope is the power of the width with which the root mean square grows; ± is half of its"
+    "A slope is the power of the {what} with which the root mean square grows; ± is half of its"
     f" interval, which holds with {1 - LEVEL:.0%} for all slopes of changes together. A module"
     f" grows or shrinks if an interval is beyond ±{LIMIT:g}, and keeps its size if all of them are"
     " within: theory knows the powers 0, 1/2 and 1. – is a size of 0, or a change of less than 1%"
@@ -443,12 +454,12 @@ def changes_passed(found: Found) -> bool:
 
 def verdict_on_widths(found: Found) -> list[str]:
     """Returns the sentences of the verdict, which say no more than the intervals."""
-    judged, sentences = judge_slopes(found), []
+    judged, sentences, what = judge_slopes(found), [], found.series.what
     if ended := found.ended():
         runs = joined([f"{width} (seed {seed})" for width, seed in ended], 4)
-        sentences.append(f"Runs had a loss or gradient that is not finite, at the width {runs}.")
+        sentences.append(f"Runs had a loss or gradient that is not finite, at the {what} {runs}.")
     if not judged:
-        return [*sentences, "No change has a slope: it is 0 or not finite at some width."]
+        return [*sentences, f"No change has a slope: it is 0 or not finite at some {what}."]
     for kind, words in (("grows", "grow"), ("shrinks", "shrink")):
         # Of each module the steepest slope, the steepest module first.
         steepest: dict[str, str] = {}
@@ -456,7 +467,7 @@ def verdict_on_widths(found: Found) -> list[str]:
             if x.kind == kind:
                 steepest.setdefault(x.module, f"slope {x} after {plural(x.step, 'step')}")
         if names := [f"{module} ({text})" for module, text in steepest.items()]:
-            sentences.append(f"Changes {words} with the width in {joined(names, 4)}.")
+            sentences.append(f"Changes {words} with the {what} in {joined(names, 4)}.")
     if open_ones := [x for x in judged if x.kind == "not decided"]:
         widest = max(open_ones, key=lambda x: x.half)
         modules = list(dict.fromkeys(x.module for x in open_ones))
@@ -464,7 +475,7 @@ def verdict_on_widths(found: Found) -> list[str]:
             f"{plural(len(open_ones), 'slope')} of {len(judged)}"
             f" {'is' if len(open_ones) == 1 else 'are'} not decided, in {joined(modules, 4)}: the"
             f" intervals reach across ±{LIMIT:g}, as {widest} in {widest.module}. More"
-            " seeds (--seeds) or widths make them narrower."
+            f" seeds (--seeds) or {what}s make them narrower."
         )
     if all(x.kind == "keeps" for x in judged):
         most = max(judged, key=lambda x: abs(x.slope.value))
@@ -501,7 +512,8 @@ def _slopes(found: Found) -> Table:
         Column("ratio", f"change {found.widths[-1]} / {found.widths[0]}"),
         Column("verdict", "verdict"),
     )
-    return Table("slopes", "Slopes against the width", titles, tuple(rows), _NOTE)
+    title = f"Slopes against the {(what := found.series.what)}"
+    return Table("slopes", title, titles, tuple(rows), _NOTE.format(what=what))
 
 
 def printed(found: Found) -> list[str]:
@@ -537,13 +549,14 @@ def make_coordinate_report(found: Found, title: str) -> Report:
     figures = tuple(_figure(found, index) for index in range(len(found.steps)))
     text, slopes = tuple(notes_on_widths(found)), (_slopes(found),)
     block = Block(text=text, warnings=found.warnings, figures=figures, tables=slopes)
-    panel = Panel("slopes", "Changes of activations by width", "tests", (block,))
+    panel = Panel("slopes", f"Changes of activations by {found.series.what}", "tests", (block,))
     return Report(title, tuple(verdict_on_widths(found)), tuple(found.sizes), (panel,))
 
 
 def _figure(found: Found, index: int) -> Figure:
     """Draws the changes of each module after some steps: every seed, and the geometric mean."""
-    after, widths = plural(found.steps[index], "step"), found.widths
+    after, widths, what = plural(found.steps[index], "step"), found.widths, found.series.what
+    columns = Column.named(seed="integer", change="number", size="number")
     series: list[Series] = []
     rows: list[tuple[str | int | float, ...]] = []
     for module, changes in found.changes.items():
@@ -562,7 +575,7 @@ def _figure(found: Found, index: int) -> Figure:
         title=f"Changes of activations after {after}",
         description=(
             f"The root mean square of the change of each module's activations after {after}, over"
-            " the width; a level line is a change that does not depend on the width."
+            f" the {what}; a level line is a change that does not depend on it."
         ),
         x=Axis(found.series.path, log=True),
         y=Axis(f"RMS of the change after {after}", log=True),
@@ -570,9 +583,7 @@ def _figure(found: Found, index: int) -> Figure:
         table=Table(
             f"changes_after_{found.steps[index]}",
             f"Changes after {after}",
-            Column.named(
-                module="text", width="integer", seed="integer", change="number", size="number"
-            ),
+            (Column("module", "module"), Column(what, what, "integer"), *columns),
             tuple(rows),
         ),
     )

@@ -266,15 +266,6 @@ def refuse_config(path: Path, lines: Sequence[str], allowed: Sequence[str]) -> N
         )
 
 
-def as_changes(lines: Sequence[str]) -> list[Change]:
-    """Converts differences of two configs, such as "steps: 10 -> 20", to changes of the program."""
-    return [
-        Change("program", path, *map(str.strip, values.split(" -> ", 1)))
-        for path, _, values in (line.partition(": ") for line in lines)
-        if " -> " in values
-    ]
-
-
 def refuse_changes(
     path: Path, changes: Sequence[Change], allowed: Sequence[str], same_step: bool | None = None
 ) -> None:

@@ -27,7 +27,6 @@ from trainer.config.wording import listing
 from trainer.messages import UserError, refuse_os_errors
 from trainer.workdir.fingerprint import (
     Change,
-    as_changes,
     check_allowed,
     config_changes,
     fingerprint_differences,
@@ -263,7 +262,11 @@ class Workdir:
             begun = holds_steps(self.path)
         if begun:
             refuse_config(self.path, changes, allowed)
-        differing = as_changes(changes)
+        differing = [
+            Change("program", path, *map(str.strip, values.split(" -> ", 1)))
+            for path, _, values in (line.partition(": ") for line in changes)
+            if " -> " in values  # as in "steps: 10 -> 20"
+        ]
         if record is not None:
             others = fingerprint_differences(record["fingerprint"], fingerprint)
             steps = record.get("step_program"), self._step_program
