@@ -230,17 +230,27 @@ def test_an_optimizer_of_the_user_is_compared(tmp_path, capsys):
 
 @pytest.mark.long
 def test_every_optimizer_is_compared_or_refused(tmp_path, capsys):
+    rate = "!schedules.warmup_cosine {peak_value: 0.01, warmup_steps: 10%}"
+    adamw = f"optimizer: !optax.adamw {{learning_rate: {rate}}}"
+    (tmp_path / "base.yaml").write_text(
+        "model: !models.mlp {width: 8, depth: 1}\n"
+        "data: !data.digits {batch_size: 64, validation: 0.2}\n"
+        "loss: !losses.softmax_cross_entropy\nsteps: 20\n"
+        "optimizer: !optim.optimizer\n  clip_norm: 1.0\n  groups:\n"
+        f"    matrices: !optim.group {{match: embed/kernel, {adamw}}}\n"
+        f"    rest: !optim.group {{match: .*, {adamw}}}\n"
+    )
+    base = ["--base=base.yaml", "--group=matrices"]
     listed = [name for names in FAMILIES.values() for name in names]
     for name in WITHOUT_A_RATE:
-        assert main(["new", "comparison", "x", "--on=digits", f"--optimizers=adamw,{name}"]) == 2
+        assert main(["new", "comparison", "x", *base, f"--optimizers=adamw,{name}"]) == 2
         assert "has no learning rate around which a space" in capsys.readouterr().err
     for name, why in UNLIKE_THE_BASE.items():
-        assert main(["new", "comparison", "x", "--on=digits", f"--optimizers=adamw,{name}"]) == 2
+        assert main(["new", "comparison", "x", *base, f"--optimizers=adamw,{name}"]) == 2
         assert why in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
     rest = [name for name in listed if name not in (*WITHOUT_A_RATE, *UNLIKE_THE_BASE)]
-    words = ["--on=digits", f"--optimizers={','.join(rest)}"]
-    assert main(["new", "comparison", "all", *words]) == 0
+    assert main(["new", "comparison", "all", *base, f"--optimizers={','.join(rest)}"]) == 0
     arms = arms_of(tmp_path / "all/sweep.yaml")
     assert len(arms) == len(rest)
     for arm in arms.values():

@@ -400,17 +400,16 @@ def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     assert main(["optimizers", "lab_of_optimizers.chosen", option]) == 0
     assert "the values of kind are for you to choose" in capsys.readouterr().out
     assert main(["optimizers", "unannotated", option]) == 0
-    assert main(["optimizers", option]) == 0
+    (tmp_path / "lab_of_modules").mkdir()
+    (tmp_path / "lab_of_modules" / "__init__.py").write_text("")
+    assert main(["optimizers", option, "--vocabulary=lab_of_modules"]) == 0
     text = capsys.readouterr().out
     assert "lab_of_optimizers.halved" in text and "lab_of_optimizers.chosen" in text
     assert "no such rate" in text
+    assert "none at its top level; lab_of_modules.MODULE.NAME is" in text
     assert main(["optimizers", "broken", option]) == 0
     text = capsys.readouterr().out
     assert "There is no config to paste" in text and "no such rate" in text
-    (tmp_path / "lab_of_modules").mkdir()
-    (tmp_path / "lab_of_modules" / "__init__.py").write_text("")
-    assert main(["optimizers", "--vocabulary=lab_of_modules"]) == 0
-    assert "none at its top level; lab_of_modules.MODULE.NAME is" in capsys.readouterr().out
 
 
 def test_the_command_is_in_the_help(capsys):
