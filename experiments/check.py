@@ -38,6 +38,7 @@ STUDIES = {
     "race_gpt": "final.seeds",
     "epfl_124m": "final.seeds",
     "fantastic": "final.seeds",
+    "convnets_fashion": "final.seeds",
 }
 RECORDED = 8
 LEVEL = 0.99
