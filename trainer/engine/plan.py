@@ -332,12 +332,7 @@ def make_plan(program: Program, config: Config | None = None, memory: Memory | N
         mode=mode,
         schedules={name: x["learning_rate"] for name, x in sampled.items() if "learning_rate" in x},
         hyperparameters=hyperparameters,
-        wrappers=[
-            f"{name}: {wrapper.describe()}; {_bytes(getattr(state.opt_state, name)):,} bytes of"
-            " state"
-            for name in ("lookahead", "readout")
-            if (wrapper := getattr(optimizer, name)) is not None
-        ],
+        wrappers=_wrappers(optimizer, state.opt_state),
         precision=describe_precision(experiment.roles, optimizer, state, program.mesh),
         diagnostics=diagnostics,
         left_whole=program.sharding.left_whole(state.params),
@@ -411,6 +406,15 @@ def _rows(
             weight_decay=max(decays, default=None),
             sharding=", ".join(spec),
         )
+
+
+def _wrappers(optimizer: optim.Optimizer, state: optim.OptimizerState) -> list[str]:
+    """Returns a line about the lookahead, and one about the readout, if there are any."""
+    return [
+        f"{name}: {wrapper.describe()}; {_bytes(getattr(state, name)):,} bytes of state"
+        for name in ("lookahead", "readout")
+        if (wrapper := getattr(optimizer, name)) is not None
+    ]
 
 
 def _diagnostics(program: Program) -> str:

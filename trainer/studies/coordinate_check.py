@@ -45,16 +45,7 @@ class WidthSeries:
     path: str  # the config path of the width
     by_width: Mapping[int, Config]  # by increasing width
     notes: tuple[str, ...]  # sentences about what else differs between widths, and about heads
-
-    @property
-    def what(self) -> str:
-        """What sentences call it: "depth" or "width"."""
-        return what_is_at(self.path)
-
-
-def what_is_at(path: str) -> str:
-    """Returns "depth" for the path of a depth, such as model.depth, and else "width"."""
-    return "depth" if path.rpartition(".")[2] == "depth" else "width"
+    what: str = "width"  # or "depth", for sentences
 
 
 @dataclass(frozen=True)
@@ -300,7 +291,8 @@ def make_series(
     builder.check()
     root, _ = complete(config, vocabulary)
     path = path or _width_path(root)
-    own, what = _number(builder, root, path, "--width_path"), what_is_at(path)
+    own = _number(builder, root, path, "--width_path")
+    what = "depth" if path.rpartition(".")[2] == "depth" else "width"
     if not isinstance(own, int) or own < 1:
         raise UserError(
             f"--width_path={path}: the value there is {own!r}, which is not a {what}: it"
@@ -320,7 +312,8 @@ def make_series(
         values |= {each: table[width] for each, table in tables.items()}
         by_width[width] = configs.replace(config, values, Source(f"--widths, at {path}={width}"))
     notes = [f"{x} is {joined([f'{of[w]:g}' for w in by_width])}." for x, of in tables.items()]
-    return WidthSeries(path, by_width, (*notes, *_heads(root, path, list(by_width), tables)))
+    notes += _heads(root, path, list(by_width), tables)
+    return WidthSeries(path, by_width, tuple(notes), what)
 
 
 def _width_path(root: Call) -> str:
