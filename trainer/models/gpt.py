@@ -245,9 +245,9 @@ def gpt(
             for that of the other parameters, in which the model computes.
         base_depth: the depth for which learning rates were chosen; None scales nothing. What
             attention and perceptrons add is multiplied by base_depth / depth, and their kernels
-            start alike at all depths, so that the rates of Adam and Muon stay (CompleteP, Dey et
-            al., arXiv:2505.01618, with alpha = 1; there Adam's eps of the kernels in `blocks` is
-            divided by depth / base_depth, and by width / base_width, too).
+            start alike at all depths, so that Adam's rate stays (CompleteP, Dey et al.,
+            arXiv:2505.01618, with alpha = 1; its eps in `blocks` is there divided by depth /
+            base_depth and width / base_width). Set `embed_norm`: it needs activations of size 1.
 
     Raises:
         ValueError: a size is not positive; `num_heads` does not divide `width`, or `num_kv_heads`

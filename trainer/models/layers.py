@@ -357,7 +357,7 @@ class Block(nn.Module):
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     dropout: float
-    share: float = 1.0  # by which both are multiplied before they are added
+    residual_multiplier: float = 1.0  # of what both add
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, *given: Any) -> jax.Array:
@@ -365,8 +365,8 @@ class Block(nn.Module):
         drop = nn.Dropout(self.dropout, deterministic=not train)
 
         def add(x: jax.Array, result: jax.Array) -> jax.Array:
-            shared = result if self.share == 1 else self.share * result
-            return constrain(x + drop(shared), "batch", None, None)
+            result = result if self.residual_multiplier == 1 else self.residual_multiplier * result
+            return constrain(x + drop(result), "batch", None, None)
 
         x = add(x, self.attention(name="attn")(self.norm(name="attn_norm")(x), *given))
         mlp = self.mlp(name="mlp")

@@ -3,8 +3,8 @@
 A coordinate check (Yang et al., arXiv:2203.03466, appendix D.1) trains a model for a few steps at
 several widths. If initial values and learning rates scale with the width as they should, the
 changes of all activations have the same size at all widths. Depths can be compared in their place;
-below, they are called widths as well. Begin with `check`. The verdict, its
-tables and its pictures follow.
+below, they are called widths as well. Begin with `check`. The verdict, its tables and its pictures
+follow.
 """
 
 import math
@@ -295,8 +295,8 @@ def make_series(
     what = "depth" if path.rpartition(".")[2] == "depth" else "width"
     if not isinstance(own, int) or own < 1:
         raise UserError(
-            f"--width_path={path}: the value there is {own!r}, which is not a {what}: it"
-            " must be an integer of at least 1."
+            f"--width_path={path}: the value there is {own!r}, which is not a {what}: it must be"
+            " an integer of at least 1."
         )
     powers = scale or {}
     scaled = {each: _number(builder, root, each, "--scale") for each in powers}
@@ -505,8 +505,8 @@ def _slopes(found: Found) -> Table:
         Column("ratio", f"change {found.widths[-1]} / {found.widths[0]}"),
         Column("verdict", "verdict"),
     )
-    title = f"Slopes against the {(what := found.series.what)}"
-    return Table("slopes", title, titles, tuple(rows), _NOTE.format(what=what))
+    title, note = f"Slopes against the {found.series.what}", _NOTE.format(what=found.series.what)
+    return Table("slopes", title, titles, tuple(rows), note)
 
 
 def printed(found: Found) -> list[str]:
