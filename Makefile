@@ -117,6 +117,7 @@ benchmarks: $(VENV)/.project
 	$(RUN) -m benchmarks.library
 	$(RUN) -m benchmarks.optimizer
 	$(RUN) -m benchmarks.checkpointing
+	$(RUN) -m benchmarks.sharded_checkpoints
 	$(RUN) -m benchmarks.nonfinite
 	$(RUN) -m benchmarks.diagnostics
 	$(RUN) -m benchmarks.observations

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+import orbax.checkpoint as ocp  # which flax needs
 import pytest
 from jax.sharding import SingleDeviceSharding
 
@@ -101,33 +101,52 @@ def opened(home: Path, log: list[str]) -> Iterator[Callable[..., Checkpoints]]:
         one.close()
 
 
-def write_with_orbax(checkpoints: Checkpoints) -> Checkpoints:
-    """Makes one process save as several do, in the layout that 0.2.0 always used."""
-    begin = checkpoints._open
+# Orbax's marks of what happened when: it writes them after our list, and nothing reads them.
+MARKS = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
-    def open_manager() -> None:
-        begin()
-        commit = checkpoints._commit_with_list
-        checkpoints._manager = storage.open_manager(checkpoints.directory, commit)
 
-    checkpoints._open = open_manager
+def as_several(checkpoints: Checkpoints) -> Checkpoints:
+    """Makes one process save as several do."""
+    checkpoints._is_of_several = lambda: True
     return checkpoints
 
 
-@pytest.fixture(scope="module", params=["one file", "orbax"])
+def write_with_orbax(home: Path, step: int, state: State, metric: float) -> None:
+    """Writes a step in the layout of 0.2.0, and of several processes until 0.3.0."""
+    leaves = integrity.to_host(state)
+    stored = {name: leaf.data for name, leaf in leaves.items() if leaf.data.size}
+    folder = home / str(step)
+    (folder / "integrity").mkdir(parents=True)
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    ocp.Checkpointer(handler).save(folder / "state", args=ocp.args.PyTreeSave(stored))
+    entries = {"format": integrity.ORBAX, "leaves": integrity.manifest_entries(leaves)}
+    manifest = {"step": step, "metric": metric, "processes": 1, **entries}
+    (folder / "integrity/manifest.json").write_text(integrity.seal(manifest))
+    for mark in MARKS:
+        (folder / mark).write_text("")
+    _reseal(folder)
+
+
+@pytest.fixture(scope="module", params=["one file", "several", "orbax"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the steps 1 and 2, to be copied and then damaged."""
     run = tmp_path_factory.mktemp("run")
     with Checkpoints(run / "checkpoints") as checkpoints:
-        if request.param == "orbax":
-            write_with_orbax(checkpoints)
-        checkpoints.save(1, make_state(1), metric=0.5)
-        checkpoints.save(2, make_state(2), metric=0.25)
+        for step, metric in ((1, 0.5), (2, 0.25)):
+            if request.param == "orbax":
+                write_with_orbax(run / "checkpoints", step, make_state(step), metric)
+                continue
+            if request.param == "several":
+                as_several(checkpoints)
+            checkpoints.save(step, make_state(step), metric=metric)
     return run
 
 
-def is_of_orbax(run: Path) -> bool:
-    return (run / "checkpoints" / "1" / "integrity").is_dir()
+def layout(step: Path) -> str:
+    """The one of the layouts above that a step has."""
+    if (step / "integrity").is_dir():
+        return "orbax"
+    return "several" if (step / "state").is_dir() else "one file"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -321,7 +340,7 @@ def test_orbax_alone_restores_what_it_saved_for_several_processes(
     import orbax.checkpoint as ocp
 
     state = make_state()
-    checkpoints = write_with_orbax(opened())
+    checkpoints = as_several(opened())
     checkpoints.save(1, state)
     checkpoints.wait()
     if how == "handler":
@@ -357,6 +376,22 @@ def test_a_checkpoint_of_the_first_release_is_restored(tmp_path: Path) -> None:
         assert checkpoints.steps() == [1, 2], "The older one has the best metric."
         checkpoints.save(3, make_state(3), metric=0.75)
     assert checkpoints.steps() == [3]
+
+
+def test_a_checkpoint_of_two_processes_of_0_3_0_is_restored(tmp_path: Path) -> None:
+    """Orbax wrote it, each process a half of "w", with a manifest of process 1 beside the other."""
+    run = tmp_path / "run"
+    shutil.copytree(Path(__file__).with_name("saved_by_0.3.0_in_two_processes"), run)
+    state = {"w": np.arange(32, dtype=np.float32).reshape(8, 4), "b": np.ones(3, np.float32)}
+    state = jax.device_put({**state, "key": jax.random.key(5)})
+    assert checkpoint.check_leaves(run) == {1: []}
+    assert_same(Checkpoints(run / "checkpoints").restore(abstract(state)), state)
+    step = run / "checkpoints/1"
+    _poke(step, "w", 5, chunk="1.0")  # of process 1
+    _reseal(step)
+    assert checkpoint.check_leaves(run)[1] == [
+        "w: its data do not have the checksum they were saved with"
+    ]
 
 
 def test_a_save_returns_before_anything_is_written(
@@ -485,7 +520,7 @@ def test_saving_a_step_again_replaces_its_metric(
     for step, metric in ((2, 0.1), (3, 0.6), (4, 0.2)):
         again.save(step, {"x": jnp.zeros(2)}, metric=metric)
         again.wait()
-        again._close_manager()  # as after a full disk: the metrics are read from disk again
+        again._is_open = False  # as after a full disk: the metrics are read from disk again
     again.save(5, {"x": jnp.zeros(2)}, metric=0.2)
     again.wait()
     assert again.steps() == [3, 4, 5]
@@ -520,10 +555,6 @@ def _flip(path: Path, position: int) -> None:
     path.write_bytes(bytes(content))
 
 
-# Orbax's marks of what happened when: it writes them after our list, and nothing reads them.
-MARKS = {"_CHECKPOINT_METADATA", "commit_success.txt"}
-
-
 def test_a_flipped_byte_in_any_file_is_detected(saved: Path, tmp_path: Path) -> None:
     run = _copy(saved, tmp_path)
     step = run / "checkpoints" / "2"
@@ -544,7 +575,7 @@ def test_a_flipped_byte_in_any_file_is_detected(saved: Path, tmp_path: Path) -> 
 def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
     saved: Path, tmp_path: Path
 ) -> None:
-    """Without the list of files: what orbax hands back is compared leaf by leaf."""
+    """Where the files are as their list says, the leaf is named."""
     state = make_state(2)
     for name, leaf in flatten(state, verbatim=True).items():
         data = jax.random.key_data(leaf) if integrity.is_key(leaf) else leaf
@@ -562,11 +593,11 @@ def test_a_flipped_byte_in_any_leaf_is_detected_by_the_checksum_of_the_leaf(
             assert len(problems) == 1 and name in problems[0], (name, position)
 
 
-def _poke(step: Path, name: str, position: int) -> None:
+def _poke(step: Path, name: str, position: int, chunk: str = "") -> None:
     """Changes a byte of a leaf; in a database of tensorstore, so that its own checksums hold."""
     import tensorstore as ts
 
-    if not (step / "integrity").is_dir():
+    if layout(step) == "one file":
         return _flip(
             step / leaf_file.LEAVES, reading.read_manifest(step)["leaves"][name]["start"] + position
         )
@@ -575,16 +606,46 @@ def _poke(step: Path, name: str, position: int) -> None:
     (key,) = [
         key
         for key in kvstore.list().result()
-        if key.decode().startswith(f"{name}/") and b".z" not in key
+        if key.decode().startswith(f"{name}/{chunk}") and not key.endswith((b".zarray", b".json"))
     ]
     content = bytearray(kvstore.read(key).result().value)
     content[position] ^= 0x10
     kvstore.write(key, bytes(content)).result()
 
 
+def _without(key: str) -> Callable[[Path], None]:
+    """Removes keys of the database; the list of files then fits."""
+
+    def damage(step: Path) -> None:
+        import tensorstore as ts
+
+        base = f"file://{step}/state/"
+        kvstore = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        kvstore.delete_range(ts.KvStore.KeyRange(f"{key}/", f"{key}0")).result()
+        _reseal(step)
+
+    return damage
+
+
+def _of_another_step(step: Path) -> None:
+    """Takes the data of a leaf, with their checksum, from the step before."""
+    import tensorstore as ts
+
+    key = b"params/dense/kernel/c/0/0"
+    before, database = (
+        ts.KvStore.open({"driver": "ocdbt", "base": f"file://{each}/state/"}).result()
+        for each in (step.with_name("1"), step)
+    )
+    database.write(key, before.read(key).result().value).result()
+    _reseal(step)
+
+
 def _reseal(step: Path) -> None:
     """Writes the list of files anew, of a step that has one."""
-    if (step / "integrity").is_dir():
+    if layout(step) == "several":
+        manifest = reading.read_manifest(step) | storage.list_files(step / "state")
+        (step / "manifest.json").write_text(integrity.seal(manifest))
+    if layout(step) == "orbax":
         listing = {"format": integrity.ORBAX, "files": integrity.file_list(step)}
         (step / integrity.FILES).write_text(integrity.seal(listing))
 
@@ -648,7 +709,8 @@ def _forge(step: Path) -> None:
     outer = json.loads(path.read_text())
     outer["manifest"]["metric"] = 1.0
     path.write_text(json.dumps(outer))
-    _reseal(step)
+    if layout(step) == "orbax":
+        _reseal(step)
 
 
 def _loop(name: str) -> Callable[[Path], None]:
@@ -693,7 +755,7 @@ ONE_FILE_DAMAGE: Damage = {
         lambda step: _flip(step / "state.safetensors", 30),
         "was changed: the checksum of its header differs",
     ),
-    "a later format": (_rewritten(format=3), "it has format 3, and 1 and 2 can be read"),
+    "a later format": (_rewritten(format=4), "it has format 4, and 1 to 3 can be read"),
     "no header": (_rewritten(header=None), "does not fit"),
     "a huge leaf": (_rewritten(stored_shape=[1 << 40, 1 << 40]), "bytes instead of"),
     "a leaf of no dtype": (_rewritten(stored_dtype="float31"), "does not fit"),
@@ -701,6 +763,30 @@ ONE_FILE_DAMAGE: Damage = {
     "a leaf past the end": (_rewritten(start=10**6), "ends within a leaf"),
     "a leaf before the file": (_rewritten(start=-8), "does not fit"),
     "a leaf elsewhere": (_rewritten(start=660), "the checksum they were saved with"),
+}
+SEVERAL_DAMAGE: Damage = {
+    "no manifest": (_remove("manifest.json"), "the file manifest.json is missing"),
+    "no state": (_remove("state"), "is missing"),
+    "no index": (_remove("state/manifest.ocdbt"), "state/manifest.ocdbt is missing"),
+    "no data": (_remove("state/ocdbt.process_0/d/*"), "is missing"),
+    "a loop for a manifest": (_loop("manifest.json"), "the file manifest.json is missing"),
+    "manifest of zeros": (_overwrite("manifest.json", bytes(900)), "manifest.json cannot be used"),
+    "deep manifest": (
+        _overwrite("manifest.json", b"[" * 100_000),
+        "manifest.json cannot be used",
+    ),
+    "a later format": (_rewritten(format=4), "it has format 4, and 1 to 3 can be read"),
+    "a huge leaf": (_rewritten(stored_shape=[1 << 40, 1 << 40]), "float32[30,10] was read, not"),
+    "a leaf of another dtype": (_rewritten(stored_dtype="int32"), "was read, not int32[30,10]"),
+    "a chunk of another step": (_of_another_step, "params/dense/kernel: its data do not have"),
+    "a chunk that is gone": (
+        _without("params/dense/kernel/c"),
+        "params/dense/kernel: its data do not have the checksum",
+    ),
+    "an array that is gone": (
+        _without("params/dense/kernel"),
+        "params/dense/kernel: its data do not have the checksum",
+    ),
 }
 ORBAX_DAMAGE: Damage = {
     "no manifest": (_remove("integrity/manifest.json"), "manifest.json is missing"),
@@ -721,9 +807,12 @@ ORBAX_DAMAGE: Damage = {
 }
 
 
-@pytest.mark.parametrize("kind", ANY_DAMAGE | ONE_FILE_DAMAGE | ORBAX_DAMAGE)
+DAMAGE = {"one file": ONE_FILE_DAMAGE, "several": SEVERAL_DAMAGE, "orbax": ORBAX_DAMAGE}
+
+
+@pytest.mark.parametrize("kind", ANY_DAMAGE | ONE_FILE_DAMAGE | SEVERAL_DAMAGE | ORBAX_DAMAGE)
 def test_each_kind_of_damage_is_named(kind: str, saved: Path, tmp_path: Path, capfd: Any) -> None:
-    kinds = ANY_DAMAGE | (ORBAX_DAMAGE if is_of_orbax(saved) else ONE_FILE_DAMAGE)
+    kinds = ANY_DAMAGE | DAMAGE[layout(saved / "checkpoints/1")]
     if kind not in kinds:
         return  # of the other layout
     damage, said = kinds[kind]
@@ -742,7 +831,7 @@ def test_checkpoints_with_garbage_in_orbaxs_marker_files_are_restored(
     saved: Path, tmp_path: Path
 ) -> None:
     run = _copy(saved, tmp_path)
-    if not is_of_orbax(run):
+    if layout(run / "checkpoints/1") != "orbax":
         return
     for name in MARKS:
         (run / "checkpoints" / "2" / name).write_bytes(b"\xff\x00{")
@@ -856,20 +945,19 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_save(
 
 
 def test_a_checkpoint_without_its_arrays_is_not_committed(
-    opened: Callable[..., Checkpoints], home: Path, log: list[str]
+    opened: Callable[..., Checkpoints],
+    home: Path,
+    log: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tensorstore spells paths in UTF-8 and may have written them to another folder."""
-    checkpoints = opened(keep_latest=1)
-    commit_with_list = checkpoints._commit_with_list
+    checkpoints = as_several(opened(keep_latest=1))
+    write_index = storage._write_index
 
-    def elsewhere(temporary: Path, final: Path) -> None:
-        if temporary.name.startswith("2"):
-            (temporary / "state").rename(home.parent / "elsewhere")
-            (temporary / "state").mkdir()
-        commit_with_list(temporary, final)
+    def elsewhere(directory: Path, wrote: Any, leaves: Any) -> None:
+        write_index(directory, [] if directory.parent.name[0] == "2" else wrote, leaves)
 
-    checkpoints._commit_with_list = elsewhere
-    write_with_orbax(checkpoints)
+    monkeypatch.setattr(storage, "_write_index", elsewhere)
     for step in (1, 2):
         checkpoints.save(step, make_state())
         checkpoints.wait()
@@ -928,20 +1016,22 @@ def test_a_disk_that_cannot_be_read_for_a_while_damages_nothing(
         raise RuntimeError("the read of x failed") from ValueError("UNAVAILABLE: try later")
 
     run = _copy(saved, tmp_path)
-    handler = storage.ocp.PyTreeCheckpointHandler
-    of_orbax = [
-        (integrity, "size_and_crc", stale, "Stale file handle"),
+    of_tensorstore = [
         (os, "walk", lambda _, onerror: onerror(lost), "Stale file handle"),
-        (handler, "restore", exhausted, "Too many open files"),
-        (handler, "restore", unavailable, "UNAVAILABLE: try later"),
+        (storage.ts, "open", exhausted, "Too many open files"),
+        (storage.ts, "open", unavailable, "UNAVAILABLE: try later"),
     ]
-    of_one_file = [
-        (leaf_file, "open_regular", stale, "Stale file handle"),
-        (leaf_file, "_read_leaf", stale, "Stale file handle"),
-    ]
+    of_layout = {
+        "one file": [
+            (leaf_file, "open_regular", stale, "Stale file handle"),
+            (leaf_file, "_read_leaf", stale, "Stale file handle"),
+        ],
+        "several": [(storage, "size_and_crc", stale, "Stale file handle"), *of_tensorstore],
+        "orbax": [(integrity, "size_and_crc", stale, "Stale file handle"), *of_tensorstore],
+    }
     for owner, name, failing, said in (
         (reading, "read_regular", stale, "Stale file handle"),
-        *(of_orbax if is_of_orbax(run) else of_one_file),
+        *of_layout[layout(run / "checkpoints/1")],
     ):
         with monkeypatch.context() as patch, Checkpoints(run / "checkpoints") as checkpoints:
             patch.setattr(owner, name, failing)
@@ -1150,9 +1240,11 @@ def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None
     assert checkpoint.check_leaves(home) == {1: [], 2: []}, (
         "One process checks what two have written."
     )
-    manifest = json.loads((home / "1/integrity/manifest.json.1").read_text())["manifest"]
-    (index, _), *_ = manifest["leaves"]["w"]["crc32"]
-    assert index == [[4, 8], [0, 4]]
+    for process in (0, 1):
+        base = f"file://{home}/1/state/ocdbt.process_{process}/"
+        database = storage.ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+        chunks = [key for key in database.list().result() if key.startswith(b"w/c")]
+        assert chunks == [f"w/c/{process}/0".encode()]
     _truncate(home / "2")
     assert _two_processes(home, "restore") == ["[1] 1", "[1] 0"]
 
@@ -1349,20 +1441,3 @@ def test_digests_tell_bits_apart() -> None:
     assert digest(jax.random.key(1)) != digest(jax.random.key(2))
     single = SingleDeviceSharding(jax.devices()[0])
     assert digest(jax.device_put(jnp.ones(3), single)) == digest(jnp.ones(3))
-
-
-def test_orbax_calls_the_methods_of_its_handlers_that_are_overridden(tmp_path, monkeypatch):
-    """They are private: a new version of orbax may call others (see pyproject.toml)."""
-    waited = []
-
-    async def wait(tasks):
-        waited.append(await original(tasks))
-        return waited[-1]
-
-    original = storage._await_all
-    monkeypatch.setattr(storage, "_await_all", wait)
-    handler = ocp.Checkpointer(storage._pytree_handler())
-    handler.save(tmp_path / "saved", {"a": np.arange(3.0), "b": np.ones(2)})
-    assert len(waited) == 1 and len(waited[0]) == 2  # one for each leaf
-    read = handler.restore(tmp_path / "saved")
-    assert len(waited) == 2 and read["a"].tolist() == [0.0, 1.0, 2.0]

@@ -1,6 +1,6 @@
 """Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-Only this package imports orbax, when several processes save or such a checkpoint is read, and
+Only this package imports tensorstore, when several processes save or such a checkpoint is read, and
 safetensors, when parameters are exported.
 """
 # ruff: noqa: F401  # what other packages import from here; users import lockstep

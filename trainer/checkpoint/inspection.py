@@ -20,7 +20,12 @@ from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.manager import step_directories
-from trainer.checkpoint.reading import mismatches, read_arrays, read_manifest
+from trainer.checkpoint.reading import (
+    check_saved_files,
+    mismatches,
+    read_arrays,
+    read_manifest,
+)
 
 StrPath = str | os.PathLike[str]
 
@@ -61,7 +66,13 @@ def check_leaves(directory: StrPath, step: int | None = None) -> dict[int, list[
     for number, path in _steps(directory, step).items():
         found[number] = []
         try:
-            read_arrays(path, read_manifest(path))
+            manifest = read_manifest(path)
+            if (
+                manifest["format"] == integrity.SHARDS
+            ):  # which may not fit in the memory of one host
+                check_saved_files(path, manifest)
+            else:
+                read_arrays(path, manifest)
         except CorruptCheckpoint as e:
             found[number] = e.problems or [str(e)]
     return found

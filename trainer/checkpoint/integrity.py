@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,9 @@ from optim.paths import flatten
 from trainer.writers.files import raise_error
 
 MANIFEST = "manifest.json"
-# How a step is stored: by orbax, with a list of its files; or with its leaves in one file.
-ORBAX, ONE_FILE = 1, 2
+# How a step is stored: by orbax, with a list of its files, as until 0.3.0; with its leaves in one
+# file; or by several processes, with a checksum of every chunk (`storage`).
+ORBAX, ONE_FILE, SHARDS = 1, 2, 3
 
 _PART = 1 << 18  # bytes
 
@@ -93,18 +94,11 @@ def digests(tree: Any) -> dict[str, str]:
     return result
 
 
-Index = list[list[int]]  # [[start, stop], ...], a shard's position in its leaf
-
-
 class HostLeaf(NamedTuple):
-    """A leaf that is being saved."""
+    """A leaf that is being saved whole, by the one process of a run."""
 
     spec: Spec
-    # the whole leaf; the jax.Array itself if this process does not have all of its shards
-    data: np.ndarray | jax.Array
-    # what this process computes checksums of: [([], whole array)], or (position, data) of each
-    # shard that this process saves
-    pieces: list[tuple[Index, np.ndarray]]
+    data: np.ndarray  # with the dtype in which it is written
 
 
 def to_host(tree: Any) -> dict[str, HostLeaf]:
@@ -115,46 +109,35 @@ def to_host(tree: Any) -> dict[str, HostLeaf]:
     known = {name: spec(name, leaf) for name, leaf in leaves.items()}
     arrays = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
     for array in arrays.values():  # start all transfers before waiting for the first
-        if isinstance(array, jax.Array) and array.is_fully_addressable:
+        if isinstance(array, jax.Array):
             array.copy_to_host_async()
-    return {name: _host_leaf(known[name], array) for name, array in arrays.items()}
+    # An array of NumPy is copied, because its owner may write into it.
+    return {
+        name: HostLeaf(
+            known[name], storable(np.asarray(x) if isinstance(x, jax.Array) else np.array(x))
+        )
+        for name, x in arrays.items()
+    }
 
 
-def _host_leaf(known: Spec, array: np.ndarray | jax.Array) -> HostLeaf:
-    if not isinstance(array, jax.Array):
-        return _whole(known, np.array(array))  # copied, because its owner may write into it
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return _whole(known, np.asarray(array))
-    pieces = [
-        (_bounds(shard.index, array.shape), np.asarray(shard.data))
-        for shard in array.addressable_shards
-        # Save one of the copies that a shard has on several devices.
-        if shard.replica_id == 0
-    ]
-    return HostLeaf(known, array, pieces)
-
-
-def _whole(known: Spec, data: np.ndarray) -> HostLeaf:
+def storable(data: np.ndarray) -> np.ndarray:
+    """Returns an array, or its bytes if it has a dtype that not all formats have."""
     if data.dtype.isbuiltin != 1 and data.dtype.name != "bfloat16":
-        # Orbax cannot store all dtypes of ml_dtypes, such as float8_e4m3fn.
-        data = np.ascontiguousarray(data).view(np.uint8)
-    return HostLeaf(known, data, [([], data)])
-
-
-def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Index:
-    return [list(part.indices(n)[:2]) for part, n in zip(index, shape, strict=True)]
+        return np.ascontiguousarray(data).view(np.uint8)  # such as float8_e4m3fn
+    return data
 
 
 def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]]:
     """Computes the checksums of leaves, and returns their entries of the manifest, by path."""
-    # The "crc32" of an entry is a list of [position, checksum], one for each piece of the leaf.
+    # The "crc32" of an entry is a list of [position, checksum]: of several pieces of a leaf in the
+    # steps of several processes that orbax wrote, of the whole leaf, whose position is [], here.
     return {
         name: {
             "shape": list(leaf.spec.shape),
             "dtype": leaf.spec.dtype,
             "stored_shape": list(leaf.data.shape),
             "stored_dtype": str(leaf.data.dtype),
-            "crc32": [[index, checksum(piece)] for index, piece in leaf.pieces],
+            "crc32": [[[], checksum(leaf.data)]],
         }
         for name, leaf in leaves.items()
     }
@@ -176,9 +159,9 @@ def unseal(text: str) -> dict[str, Any]:
     body = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
     if hashlib.sha256(body.encode()).hexdigest() != outer.get("sha256"):
         raise ValueError("it does not have the hash that it states")
-    if manifest.get("format") not in (ORBAX, ONE_FILE):
+    if manifest.get("format") not in (ORBAX, ONE_FILE, SHARDS):
         raise ValueError(
-            f"it has format {manifest.get('format')}, and {ORBAX} and {ONE_FILE} can be read"
+            f"it has format {manifest.get('format')}, and {ORBAX} to {SHARDS} can be read"
         )
     return manifest
 
@@ -202,7 +185,8 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
         if Spec(array.shape, str(array.dtype)) != stored:
             problems.append(f"{name}: {Spec(array.shape, str(array.dtype))} was read, not {stored}")
             continue
-        for index, crc in entry["crc32"]:  # an empty index stands for the whole leaf
+        # An empty index stands for the whole leaf. The chunks of shards were compared when read.
+        for index, crc in entry.get("crc32", ()):
             piece = array[tuple(slice(*bounds) for bounds in index)] if index else array
             if checksum(piece) != crc:
                 problems.append(f"{name}: its data do not have the checksum they were saved with")
@@ -217,15 +201,6 @@ STEP_METADATA = "_CHECKPOINT_METADATA"
 _LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are not listed
 
 SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list when read from JSON
-
-
-def write_file_list(directory: Path, final: Path) -> None:
-    """Writes the list of the files of a step that gets the path `final`, and orbax's last mark."""
-    # tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
-    if not (directory / ARRAYS).is_file():
-        raise OSError(f"the index of its arrays, {ARRAYS}, was not written to {directory}")
-    (directory / FILES).write_text(seal({"format": ORBAX, "files": file_list(directory)}))
-    (directory / COMMITTED).write_text(f"Committed as {final.name}.\n")
 
 
 def file_list(directory: Path) -> dict[str, SizeAndCrc]:

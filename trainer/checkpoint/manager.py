@@ -16,19 +16,16 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from trainer.checkpoint import leaf_file
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
-from trainer.checkpoint.integrity import HostLeaf, to_host, write_file_list
+from trainer.checkpoint.integrity import to_host
 from trainer.checkpoint.reading import all_agree, read_manifest, read_state, storage
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage, sync, sync_tree
-
-if TYPE_CHECKING:
-    from orbax.checkpoint import CheckpointManager
 
 Fence = Callable[[], None]
 
@@ -111,7 +108,7 @@ def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
     """Returns step -> absolute path of the committed steps in checkpoints/, oldest first."""
     root = Path(directory)
     try:
-        root = root.absolute()  # orbax does not accept relative paths
+        root = root.absolute()
         if not root.is_dir():
             return {}
         # Names as a save writes them: int() would also read '007' and '1_0'. 18 digits fit int64.
@@ -213,7 +210,8 @@ class Checkpoints:
     # a checkpoint is committed, moved or removed: an exception of it prevents that, and is raised
     # by the next save, wait or close. `before_commit` is called in a background thread of process
     # 0; it syncs the files that no checkpoint may be ahead of, and if it raises OSError, the save
-    # fails. One process writes with `leaf_file`; several, with orbax, wait for each other.
+    # fails. One process writes with `leaf_file`, and several, which wait for each other, with
+    # `storage`.
 
     def __init__(
         self,
@@ -234,8 +232,8 @@ class Checkpoints:
         self._fence_error: BaseException | None = None
         self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
-        self._is_open = False  # whether `_open` was called, and `_close_manager` not since
-        self._manager: CheckpointManager | None = None  # None if there is one process
+        self._newest: int | None = None  # the step that was committed last
+        self._is_open = False  # False after an error: the next save looks at the folder again
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending: tuple[int, Future[None]] | None = None
 
@@ -262,9 +260,10 @@ class Checkpoints:
         self.wait()
         self._fence()
         step = int(step)
-        if step in step_directories(self.directory):
+        if self._has(step):
             return False
-        leaves = to_host(state)
+        several = self._is_of_several()
+        leaves: Mapping[str, Any] = storage().shards_to_host(state) if several else to_host(state)
         value = None if metric is None else float(metric)
         manifest = {
             "step": step,
@@ -272,21 +271,18 @@ class Checkpoints:
             "metric": value if value is None or math.isfinite(value) else repr(value),
             "processes": jax.process_count(),
         }
+        problem = None
         try:
             if not self._is_open:
                 self._open()
-            self._retention.saving(step, value)
-            if self._manager is None:
-                written = partial(self._write, step, manifest, leaves)
-            else:
-                # force: this class decides which steps are saved, not orbax's own policy.
-                self._manager.save(step, args=storage().save_args(manifest, leaves), force=True)
-                written = self._manager.wait_until_finished
-            # A second thread waits for orbax's, to remove older checkpoints in the background too.
-            self._pending = step, self._thread.submit(self._finish, written)
         except Exception as e:
-            self._failed(step, e)
-            return False
+            if not several:
+                self._failed(step, e)
+                return False
+            problem = e  # process 0 tells the others when they wait for its folder
+        self._retention.saving(step, value)
+        written = partial(self._write, step, manifest, leaves, problem)
+        self._pending = step, self._thread.submit(self._finish, written)
         return True
 
     def record_metric(self, step: int, metric: float) -> None:
@@ -310,9 +306,11 @@ class Checkpoints:
             return
         (step, finished), self._pending = self._pending, None
         problem = finished.exception()
+        if problem is None:
+            self._newest = step
         # The folder tells whether the step was committed. The exception does not: removing older
         # checkpoints, after the commit, may have raised it.
-        if self._fence_error is not None or step not in step_directories(self.directory):
+        if self._fence_error is not None or not self._has(step):
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
@@ -324,7 +322,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._close_manager()
+            self._is_open = False
             self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":
@@ -365,8 +363,7 @@ class Checkpoints:
         self._fence()
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
-        if later:
-            self._close_manager()  # it would still list them
+        self._newest = None
         why = ""
         if jax.process_index() == 0:
             try:
@@ -390,41 +387,49 @@ class Checkpoints:
                 self._log(f"{line} It was moved to {moved}; the previous one is used.")
             except CheckpointError as e:
                 problem = e
-        self._close_manager()
         if not all_agree(problem is None):
             raise problem or CheckpointError(f"{line} Another process cannot move it.")
 
+    def _is_of_several(self) -> bool:
+        return jax.process_count() > 1
+
+    def _has(self, step: int) -> bool:
+        """Returns whether a step is committed."""
+        # On NFS, a process may see the folder that another one has renamed only later.
+        told = jax.process_index() > 0 and step == self._newest
+        return told or step in step_directories(self.directory)
+
     def _open(self) -> None:
         """Makes the directory, and deletes the files of a killed save."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._retention.read(step_directories(self.directory))
         if jax.process_index() == 0:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._retention.read(step_directories(self.directory))
             delete_removed(self.directory)
-        if jax.process_count() == 1:
             remove_unfinished(self.directory)
-        else:
-            self._manager = storage().open_manager(self.directory, self._commit_with_list)
         self._is_open = True
-
-    def _close_manager(self) -> None:
-        """Closes orbax's manager; the next save needs a new one, which reads the folder again."""
-        manager, self._manager, self._is_open = self._manager, None, False
-        if manager is not None:
-            with contextlib.suppress(Exception):  # of a failed save, which was logged already
-                manager.close()
 
     # In a background thread.
 
-    def _write(self, step: int, manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> None:
-        """Writes and commits a step of a run of one process."""
-        # A unique name: a process that lost the workdir may still write into its own folder.
-        temporary = Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self.directory))
-        leaf_file.write_step(temporary, manifest, leaves)
-        commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
+    def _write(
+        self, step: int, manifest: dict[str, Any], leaves: Any, problem: Exception | None
+    ) -> None:
+        """Writes and commits a step; raises `problem`, if there is one, in all processes."""
 
-    def _commit_with_list(self, temporary: Path, final: Path) -> None:
-        write_file_list(temporary, final)
-        commit(temporary, final, self._before_commit, self._check_fence)
+        def make() -> Path:
+            if problem is not None:
+                raise problem
+            # A unique name: a process that lost the workdir may still write into its own folder.
+            return Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self.directory))
+
+        def commit_step(temporary: Path) -> None:
+            commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
+
+        if self._is_of_several():
+            storage().save_shards(make, manifest, leaves, commit_step)
+        else:
+            temporary = make()
+            leaf_file.write_step(temporary, manifest, leaves)
+            commit_step(temporary)
 
     def _finish(self, written: Callable[[], None]) -> None:
         """Removes superfluous checkpoints once a step is `written` and committed."""
@@ -442,7 +447,7 @@ class Checkpoints:
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Logs a failed save, and removes its temporary files."""
-        self._close_manager()  # orbax's manager would list the step as saved
+        self._is_open = False
         if self._fence_error is not None:
             raised, self._fence_error = self._fence_error, None
             raise raised

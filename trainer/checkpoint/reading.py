@@ -4,7 +4,7 @@ The processes of one run agree on what they read by exchanging a few integers.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from trainer.writers.files import read_regular
 
 
 def storage() -> ModuleType:
-    """Imports orbax when it is first needed, so that it does not delay the first step."""
+    """Imports tensorstore when it is first needed, so that it does not delay the first step."""
     return importlib.import_module("trainer.checkpoint.storage")
 
 
@@ -34,22 +34,25 @@ def read_arrays(
     if manifest["format"] == integrity.ONE_FILE:
         arrays = dict(leaf_file.read_leaves(step_directory, manifest, wanted))
     else:
-        # The checksums of the files are verified first: orbax must not parse a damaged file.
-        _check_file_list(step_directory)
-        # Orbax does not store empty leaves.
-        stored = [name for name in every if 0 not in every[name]["stored_shape"]]
-        kept = set(wanted).intersection(stored)
-        read = storage().load_step(step_directory, stored, kept) if kept else {}
-        for name in set(wanted) - kept:
-            entry = every[name]
-            read[name] = np.zeros(entry["stored_shape"], integrity.dtype(entry["stored_dtype"]))
-        arrays = {name: np.asarray(read[name]) for name in wanted}
+        arrays = {}
+        places = {name: [storage().everywhere(every[name]["stored_shape"])] for name in wanted}
+        for name, (array,) in _read_places(step_directory, manifest, places):
+            arrays[name] = array
     _raise_if_damaged(integrity.verify(manifest, arrays))
     for name, array in arrays.items():
         kind = every[name]["dtype"]
         if kind != every[name]["stored_dtype"] and not kind.startswith("key<"):
             arrays[name] = array.view(integrity.dtype(kind))
     return arrays
+
+
+def _read_places(
+    step_directory: Path, manifest: Mapping[str, Any], places: Mapping[str, Collection[Any]]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yields leaves that several processes saved, and the places of them that are asked for."""
+    # As they were stored. The files are checked first: tensorstore must not parse a damaged one.
+    _check_files(step_directory, manifest)
+    yield from storage().read_places(step_directory / "state", manifest, places)
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
@@ -70,7 +73,7 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
     # Raises CorruptCheckpoint in all processes if one of them finds the step damaged;
     # CheckpointError in all if one of them cannot read the disk; and UnlikeCheckpoint.
     targets = flatten(abstract_state, verbatim=True)
-    problem, arrays = None, {}
+    problem, leaves = None, {}
     try:
         manifest = read_manifest(step_directory)
         if wrong := mismatches(manifest, targets):
@@ -80,7 +83,7 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
                 f"The checkpoint {step_directory} does not fit this program:\n  "
                 + "\n  ".join(shown)
             )
-        arrays = read_arrays(step_directory, manifest)
+        leaves = dict(_placed(step_directory, manifest, targets))
     except (errors.CorruptCheckpoint, OSError) as e:
         problem = e
     # Two votes, because only damage may set the checkpoint aside, not a disk that fails for now.
@@ -92,23 +95,78 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
         ) from problem
     if not all_agree(problem is None):
         raise problem or errors.CorruptCheckpoint("another process found it damaged")
-    # Pop each array, so that host memory is freed as leaves reach the devices.
-    leaves = [place_on_devices(arrays.pop(name), target) for name, target in targets.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves)
+    ordered = [leaves[name] for name in targets]
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), ordered)
 
 
-def check_saved_files(step_directory: Path) -> None:
+def _placed(
+    step_directory: Path, manifest: Mapping[str, Any], targets: Mapping[str, Any]
+) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the leaves of a step on the devices of their targets."""
+    entries = manifest["leaves"]
+    if manifest["format"] != integrity.SHARDS:
+        arrays = read_arrays(step_directory, manifest)
+        for name, target in targets.items():
+            # Popped, so that host memory is freed as leaves reach the devices.
+            yield name, place_on_devices(arrays.pop(name), target)
+        return
+    # Each process reads the parts that its devices hold, once for all of them.
+    parts: dict[str, dict[Any, list[Any]]] = {}
+    for name, target in targets.items():
+        sharding, entry = getattr(target, "sharding", None), entries[name]
+        if sharding is None or integrity.is_key(target):
+            parts[name] = {storage().everywhere(entry["stored_shape"]): []}
+            continue
+        here = parts[name] = {}
+        for device, index in sharding.addressable_devices_indices_map(target.shape).items():
+            here.setdefault(storage().place_of(index, target.shape), []).append(device)
+    for name, arrays in _read_places(step_directory, manifest, parts):
+        target, kind = targets[name], entries[name]["dtype"]
+        if not integrity.is_key(target):
+            arrays = [array.view(integrity.dtype(kind)) for array in arrays]
+        if [] in parts[name].values():
+            yield name, place_on_devices(arrays[0], target)
+            continue
+        shards = [
+            jax.device_put(array, device, may_alias=False)  # see place_on_devices
+            for array, devices in zip(arrays, parts[name].values(), strict=True)
+            for device in devices
+        ]
+        yield (
+            name,
+            jax.make_array_from_single_device_arrays(target.shape, target.sharding, shards),
+        )
+
+
+def check_saved_files(step_directory: Path, manifest: Mapping[str, Any] | None = None) -> None:
     """Raises CorruptCheckpoint if a file of a step is not as it was saved, and OSError."""
-    manifest = read_manifest(step_directory)
-    if manifest["format"] != integrity.ONE_FILE:
-        return _check_file_list(step_directory)
-    # One leaf at a time: the memory of all of them may be missing.
-    for name, array in leaf_file.read_leaves(step_directory, manifest, manifest["leaves"]):
-        _raise_if_damaged(integrity.verify(manifest, {name: array}))
+    manifest = manifest or read_manifest(step_directory)
+    if manifest["format"] == integrity.ORBAX:
+        return _check_files(step_directory, manifest)
+    # One leaf after another: the memory of all of them may be missing.
+    every = manifest["leaves"]
+    if manifest["format"] == integrity.ONE_FILE:
+        for name, array in leaf_file.read_leaves(step_directory, manifest, every):
+            _raise_if_damaged(integrity.verify(manifest, {name: array}))
+        return
+    _check_files(step_directory, manifest)
+    problems = []
+    for name, entry in every.items():
+        whole = {name: [storage().everywhere(entry["stored_shape"])]}
+        try:
+            list(storage().read_places(step_directory / "state", manifest, whole))
+        except errors.CorruptCheckpoint as e:
+            problems.append(str(e))
+    _raise_if_damaged(problems)
 
 
-def _check_file_list(step_directory: Path) -> None:
-    _raise_if_damaged(file_problems(step_directory, _sealed(step_directory / FILES)["files"]))
+def _check_files(step_directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises CorruptCheckpoint if the files of several processes are not those that were saved."""
+    if manifest["format"] == integrity.ORBAX:
+        problems = file_problems(step_directory, _sealed(step_directory / FILES)["files"])
+    else:
+        problems = storage().wrong_files(step_directory / "state", manifest)
+    _raise_if_damaged(problems)
 
 
 def _raise_if_damaged(problems: list[str]) -> None:

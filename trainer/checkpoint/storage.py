@@ -1,32 +1,43 @@
-"""Writes and reads the checkpoints of several processes; the only module that imports orbax.
+"""The step of a run of several processes: each writes its own shards, and reads what it needs.
 
-Orbax writes the arrays and the manifest into a temporary folder, which a function of the caller
-commits. A run of one process writes one file (`leaf_file`), which takes a fraction of the time.
+The folder state/ of a step is one that orbax restores: arrays of zarr 3 in a database of
+tensorstore. Each process writes a database of its own, and process 0 adds an index over all of
+them. An array is divided into chunks, none of which lies in two shards. Each chunk is written by
+one of the processes that have it, and has a CRC-32C, which is compared when it is read. The
+manifest, beside the folder, is written last.
 """
 
-import asyncio
-import concurrent.futures
-import dataclasses
-import logging
+import contextlib
+import itertools
+import json
+import math
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
+import tensorstore as ts
+from jax._src import distributed
 
+from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
-from trainer.checkpoint.integrity import ARRAYS, HostLeaf, manifest_entries
-from trainer.writers.files import read_regular, sync
+from trainer.checkpoint.integrity import Spec, is_key, size_and_crc, spec, storable
+from trainer.writers.files import raise_error, sync_tree
 
-Commit = Callable[[Path, Path], None]
+STATE = "state"  # the folder of the arrays
+_INDEX = "manifest.ocdbt"  # in it: where each chunk is
+_DESCRIPTION = "_METADATA"  # in it: the names of the arrays, for orbax
 
-Result = TypeVar("Result")
+_SMALL = 1 << 20  # bytes of a file that has a checksum as a whole, such as an index
+_CHUNK = 1 << 24  # the most bytes of a chunk, which is read and compared whole
+_AT_ONCE = 1 << 28  # bytes that are written or read at the same time
+_KEYS = "lockstep/checkpoints"  # of what the processes tell each other
+_PATIENCE = 3600  # seconds that a process waits for the others to write their shards
 
 # Errors of tensorstore and Python after which the same files may be read later.
 _BUSY = re.compile(
@@ -34,154 +45,410 @@ _BUSY = re.compile(
 )
 
 
-@dataclasses.dataclass
-class _ManifestSave(ocp.args.CheckpointArgs):
-    manifest: dict[str, Any]
-    leaves: Mapping[str, HostLeaf]
+Place = tuple[tuple[int, int], ...]  # (start, stop) along each axis of a leaf
 
 
-class _ManifestHandler(ocp.AsyncCheckpointHandler):
-    """Computes the checksums in a separate thread, and writes the manifest into the step."""
+class Shards(NamedTuple):
+    """A leaf that is being saved: what this process writes of it."""
+
+    spec: Spec
+    stored: Spec  # with the dtype in which it is written
+    chunk: tuple[int, ...]  # the shape of its chunks
+    pieces: list[tuple[Place, np.ndarray]]  # the chunks that this process writes
+
+
+def shards_to_host(tree: Any) -> dict[str, Shards]:
+    """Fetches this process's part of every leaf, by path; raises ValueError as `to_host` does."""
+    # All processes must call it with the same tree. Of the processes that have a chunk, that one
+    # writes it which has the fewest bytes so far. The arrays stay valid when the state
+    # is donated afterwards: see `to_host`.
+    leaves = flatten(tree, verbatim=True)
+    arrays = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
+    written: dict[int, int] = defaultdict(int)  # process -> bytes
+    divided = {name: _divided(spec(name, leaves[name]), x, written) for name, x in arrays.items()}
+    # All transfers have started. NumPy copies no shard twice: jax keeps what it has fetched.
+    return {
+        name: leaf._replace(
+            pieces=[(place, storable(np.asarray(data))[part]) for place, data, part in mine]
+        )
+        for name, (leaf, mine) in divided.items()
+    }
+
+
+def _divided(
+    known: Spec, array: np.ndarray | jax.Array, written: dict[int, int]
+) -> tuple[Shards, list[tuple[Place, Any, tuple[slice, ...]]]]:
+    """Divides a leaf into chunks; also returns this process's: a place, a shard and its part."""
+    here = jax.process_index()
+    whole = everywhere(array.shape)
+    if isinstance(array, jax.Array):
+        shard_shape = array.sharding.shard_shape(array.shape)
+        owners: dict[Place, set[int]] = defaultdict(set)
+        for device, index in array.sharding.devices_indices_map(array.shape).items():
+            owners[place_of(index, array.shape)].add(device.process_index)
+        local = {place_of(x.index, array.shape): x.data for x in array.addressable_shards}
+    else:
+        shard_shape, owners = array.shape, {whole: {0}}
+        local = {whole: np.array(array)}  # copied, because its owner may write into it
+    itemsize = array.dtype.itemsize
+    chunk = chunk_shape(array.shape, shard_shape, itemsize)
+    mine = []
+    for shard, processes in owners.items():
+        for piece in _pieces(shard, chunk):
+            writer = min(processes, key=lambda process: (written[process], process))
+            written[writer] += _items(piece) * itemsize
+            if writer == here:
+                begins = [start for start, _ in shard]
+                part = (slice(a - b, z - b) for (a, z), b in zip(piece, begins, strict=True))
+                mine.append((piece, local[shard], tuple(part)))
+    for data in {id(data): data for _, data, _ in mine}.values():
+        if isinstance(data, jax.Array):
+            data.copy_to_host_async()
+    stored = storable(np.empty(0, array.dtype)).dtype
+    return Shards(known, Spec(array.shape, stored.name), chunk, []), mine
+
+
+def place_of(index: Iterable[slice], shape: Iterable[int]) -> Place:
+    """Returns the place that an index means, such as that of a shard in its array."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def everywhere(shape: Iterable[int]) -> Place:
+    """Returns the place of a whole array."""
+    return tuple((0, size) for size in shape)
+
+
+def _slices(place: Place) -> tuple[slice, ...]:
+    return tuple(slice(*bounds) for bounds in place)
+
+
+def _items(place: Place) -> int:
+    return math.prod(stop - start for start, stop in place)
+
+
+def _pieces(shard: Place, chunk: tuple[int, ...]) -> Iterator[Place]:
+    """Yields the positions of the chunks of a shard in its leaf; none if the shard is empty."""
+    along = (
+        [(at, min(at + size, stop)) for at in range(start, stop, size)]
+        for (start, stop), size in zip(shard, chunk, strict=True)
+    )
+    yield from itertools.product(*along)
+
+
+def chunk_shape(
+    shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int, most: int = _CHUNK
+) -> tuple[int, ...]:
+    """Divides a shard, along its first axes, into chunks of about `most` bytes."""
+    # Along an axis that several shards divide, the size of a chunk divides that of a shard, so that
+    # no chunk lies in two of them. A size without a fitting divisor, such as a prime number, is
+    # divided less. `shape` is that of the leaf, `shard` that of each of its shards.
+    chunk = [max(size, 1) for size in shard]
+    for axis, size in enumerate(chunk):
+        parts = min(size, math.ceil(math.prod(chunk) * itemsize / most))
+        if size == shape[axis]:
+            chunk[axis] = math.ceil(size / parts)
+        else:
+            fitting = next((n for n in range(parts, min(4 * parts, size) + 1) if size % n == 0), 1)
+            chunk[axis] = size // fitting
+    return tuple(chunk)
+
+
+def save_shards(
+    make: Callable[[], Path],
+    manifest: Mapping[str, Any],
+    leaves: Mapping[str, Shards],
+    commit: Callable[[Path], None],
+) -> None:
+    """Writes the leaves of a step with all processes of the run; raises OSError in all of them."""
+    # Called in process 0: `make` makes a folder for the step, where all processes see it, and
+    # `commit` gives it its name when all is in it. `manifest` is without its leaves.
+    told, first = _Told(), jax.process_index() == 0
+    if first:
+        told.tell("made", lambda: str(make()))
+    folder = Path(told.hear("made"))
+    told.tell("written", lambda: _write_chunks(folder / STATE, leaves))
+
+    def end() -> str:
+        wrote = [i for i in range(jax.process_count()) if told.hear("written", i)]
+        told.forget_the_last_save()
+        _write_index(folder / STATE, wrote, leaves)
+        _write_manifest(folder, manifest, leaves)
+        commit(folder)
+        return ""
+
+    if first:
+        told.tell("ended", end)
+    told.hear("ended")
+
+
+class _Told:
+    """What the processes of a run tell each other of one save, in background threads."""
+
+    # No program may run over all devices there: they use the service by which jax joined them.
+
+    _saves = itertools.count()  # all processes save equally often
 
     def __init__(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checksums")
+        self._number = next(self._saves)
+        self._client: Any = distributed.global_state.client or _Alone()
 
-    async def async_save(  # type: ignore[override]
-        self, directory: epath.Path, args: _ManifestSave
-    ) -> list[concurrent.futures.Future[None]]:
-        return [self._pool.submit(self._write, Path(directory), args)]
+    def tell(self, what: str, action: Callable[[], str]) -> None:
+        """Runs an action, and tells what it returned, or what it raised."""
+        try:
+            said = [action(), ""]
+        except BaseException as error:  # the others wait for whatever is said
+            said = ["", one_line(error)]
+        self._client.key_value_set(self._key(what, jax.process_index()), json.dumps(said))
 
-    def save(self, directory: epath.Path, args: _ManifestSave) -> None:  # type: ignore[override]
-        self._write(Path(directory), args)
+    def hear(self, what: str, process: int = 0) -> str:
+        """Waits for what a process tells, and returns it; OSError if its action raised an error."""
+        try:
+            key = self._key(what, process)
+            value, problem = json.loads(self._client.blocking_key_value_get(key, 1000 * _PATIENCE))
+        except jax.errors.JaxRuntimeError as error:
+            raise OSError(f"process {process} did not answer: {one_line(error)}") from error
+        if problem:
+            raise OSError(f"process {process}: {problem}")
+        return value
 
-    def restore(self, directory: epath.Path, args: object = None) -> dict[str, Any]:
-        return integrity.unseal(read_regular(Path(directory) / integrity.MANIFEST).decode())
+    def forget_the_last_save(self) -> None:
+        """Removes what was told of the save before, when all processes are past it."""
+        if self._number:
+            self._client.key_value_delete(f"{_KEYS}/{self._number - 1}")
 
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def _write(self, directory: Path, args: _ManifestSave) -> None:
-        process = jax.process_index()
-        leaves = args.leaves
-        if process > 0:  # these add only the shards that process 0 cannot address
-            leaves = {n: leaf for n, leaf in leaves.items() if isinstance(leaf.data, jax.Array)}
-        entries = {"format": integrity.ORBAX, "leaves": manifest_entries(leaves)}
-        name = integrity.MANIFEST if process == 0 else f"{integrity.MANIFEST}.{process}"
-        (directory / name).write_text(integrity.seal({**args.manifest, **entries}))
-        # Synced by the process that writes it: process 0, which commits, may be on another machine.
-        sync(directory / name)
-
-
-ocp.args.register_with_handler(_ManifestHandler, for_save=True)(_ManifestSave)
-
-# Without orbax's log lines: its errors are raised, and this package logs them once.
-logging.getLogger("absl").addFilter(lambda x: f"{os.sep}orbax{os.sep}" not in x.pathname)
+    def _key(self, what: str, process: int) -> str:
+        return f"{_KEYS}/{self._number}/{what}/{process}"
 
 
-class _HostArrays(ocp.type_handlers.NumpyHandler):
-    """Waits for every leaf before it raises the error of one."""
+class _Alone(dict[str, str]):
+    """Stands in for that service in a run of one process."""
 
-    # Orbax's own handler raises at once. The tasks of the other leaves then find their event loop
-    # closed, and each of them prints a traceback.
+    key_value_set = dict.__setitem__
 
-    async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
-        one = super()._background_serialize
-        await _await_all(one([v], [i], [a]) for v, i, a in zip(values, infos, args, strict=True))
+    def blocking_key_value_get(self, key: str, milliseconds: int) -> str:
+        return self[key]
 
-    async def deserialize(self, infos: Any, args: Any = None) -> list[np.ndarray]:
-        one = super().deserialize
-        read = await _await_all(one([i], [a]) for i, a in zip(infos, args, strict=True))
-        return [array for (array,) in read]
+    def key_value_delete(self, prefix: str) -> None:
+        pass
 
 
-async def _await_all(tasks: Iterable[Awaitable[Result]]) -> list[Result]:
-    """Waits for all tasks, and then raises the first error of one."""
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    values = []
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        values.append(result)
-    return values
+def _write_chunks(directory: Path, leaves: Mapping[str, Shards]) -> str:
+    """Writes the chunks of this process; returns a text that is empty if there are none."""
+    home = directory / _database(jax.process_index())
+    context, transaction, waiting = ts.Context(), ts.Transaction(), 0
+    for name, leaf in leaves.items():
+        for place, data in leaf.pieces:
+            if waiting + data.nbytes > _AT_ONCE:
+                transaction.commit_sync()
+                transaction, waiting = ts.Transaction(), 0
+            opening = ts.open(_array(home, name, leaf), context=context, transaction=transaction)
+            part = opening.result()[_slices(place)]
+            part.write(data, can_reference_source_data_indefinitely=True).copy.result()
+            waiting += data.nbytes
+    transaction.commit_sync()
+    if not home.exists():
+        return ""
+    # Tensorstore syncs the files and the folders that they are in, but not the names of these.
+    sync_tree(home)
+    return "some"
 
 
-def _pytree_handler() -> ocp.PyTreeCheckpointHandler:
-    # Host arrays are not copied again: jax keeps them valid. Parameters hardly compress, and zstd
-    # would take the cores from the training step.
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, _HostArrays(deepcopy_host_arrays=False)),
-        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
+def _database(process: int) -> str:
+    return f"ocdbt.process_{process}"  # the name that orbax gives it
+
+
+def _kvstore(directory: Path, name: str = "") -> dict[str, Any]:
+    """Returns tensorstore's specification of a database, or of an array in it."""
+    base = {"driver": "file", "path": f"{directory.resolve()}/"}  # it refuses ".."
+    return {"driver": "ocdbt", "base": base, "path": f"{name}/" if name else ""}
+
+
+def _array(directory: Path, name: str, leaf: Shards) -> dict[str, Any]:
+    """Returns tensorstore's specification of an array that is written."""
+    return {
+        "driver": "zarr3",
+        "kvstore": _kvstore(directory, name),
+        "metadata": {
+            "shape": leaf.stored.shape,
+            "data_type": leaf.stored.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": leaf.chunk}},
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "crc32c"},
+            ],
+        },
+        "store_data_equal_to_fill_value": True,  # a chunk that is missing is then an error
+        "create": True,
+        "open": True,
+    }
+
+
+def _write_index(directory: Path, wrote: Collection[int], leaves: Mapping[str, Shards]) -> None:
+    """Writes, when all processes have written, where the chunks are in their databases."""
+    context, transaction = ts.Context(), ts.Transaction(atomic=True)
+
+    def opened(home: Path) -> ts.KvStore:
+        return ts.KvStore.open(_kvstore(home), context=context).result()
+
+    index = opened(directory).with_transaction(transaction)
+    for process in wrote:
+        opened(directory / _database(process)).experimental_copy_range_to(index).result()
+    transaction.commit_sync()
+    names = [name for name, leaf in leaves.items() if 0 not in leaf.stored.shape]
+    # Tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
+    if names and not (directory / _INDEX).is_file():
+        raise OSError(f"the index of its arrays, {STATE}/{_INDEX}, was not written to {directory}")
+    described = {
+        "tree_metadata": {
+            str((name,)): {
+                "key_metadata": [{"key": name, "key_type": 2}],
+                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+            }
+            for name in names
+        },
+        "use_ocdbt": True,
+        "use_zarr3": True,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+    (directory / _DESCRIPTION).write_text(json.dumps(described))
+
+
+def _write_manifest(
+    folder: Path, manifest: Mapping[str, Any], leaves: Mapping[str, Shards]
+) -> None:
+    sums = _checksums(folder / STATE)
+    entries = {
+        name: {
+            "shape": list(leaf.spec.shape),
+            "dtype": leaf.spec.dtype,
+            "stored_shape": list(leaf.stored.shape),
+            "stored_dtype": leaf.stored.dtype,
+            "crc32c": sums.get(name, []),
+        }
+        for name, leaf in leaves.items()
+    }
+    whole = {
+        **manifest,
+        "format": integrity.SHARDS,
+        "leaves": entries,
+        **list_files(folder / STATE),
+    }
+    (folder / integrity.MANIFEST).write_text(integrity.seal(whole))
+
+
+def _checksums(directory: Path) -> dict[str, list[str]]:
+    """Returns the checksums of the chunks of every leaf, in order, as they were stored."""
+    sums: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
+    if (directory / _INDEX).exists():
+        index = ts.KvStore.open(_kvstore(directory)).result()
+        for key in index.list().result():
+            # Such as b"params/kernel/c/0/1"; the last four bytes of the value are the checksum.
+            if found := re.fullmatch(r"(.*)/c((?:/\d+)*)", key.decode(), re.DOTALL):
+                number = tuple(map(int, found[2].split("/")[1:]))
+                value = index.read(key, byte_range=slice(-4, None))
+                sums.setdefault(found[1], []).append((number, value))
+    return {
+        name: [value.result().value.hex() for _, value in sorted(chunks, key=lambda x: x[0])]
+        for name, chunks in sums.items()
+    }
+
+
+def list_files(directory: Path) -> dict[str, Any]:
+    """Returns what the manifest has of the files: all sizes, and checksums of small files."""
+    sizes = _sizes(directory)
+    small = [name for name, size in sizes.items() if size <= _SMALL]
+    return {"files": sizes, "crc32": {name: size_and_crc(directory / name)[1] for name in small}}
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """Returns the size of every file, by its path relative to the folder."""
+    found = (
+        Path(folder, name)
+        for folder, _, names in os.walk(directory, onerror=raise_error)
+        for name in names
     )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in found}
 
 
-def open_manager(directory: Path, commit: Commit) -> ocp.CheckpointManager:
-    """Opens orbax's manager on a directory, and removes the files that a killed save left."""
-    # `commit` is called in orbax's thread, in process 0 only, when a step is written. It takes the
-    # step's temporary folder and its final path. The manager removes no checkpoint: it would delete
-    # file by file, and a kill would leave an incomplete one. Raises OSError if the directory cannot
-    # be read or written.
-    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    registry.add("state", ocp.args.PyTreeSave, _pytree_handler())
-    registry.add("integrity", _ManifestSave, _ManifestHandler())
-
-    class Step(ocp.path.atomicity.AtomicRenameTemporaryPath):
-        """A step that is being written; orbax's own commit renames it without syncing it."""
-
-        async def finalize(self) -> None:
-            if Path(self.get_final()).parent != directory:  # one item of a step
-                return await super().finalize()
-            if self._checkpoint_metadata_store is not None:  # writes in a separate thread
-                self._checkpoint_metadata_store.wait_until_finished()
-            commit(Path(self.get()), Path(self.get_final()))
-
-    options = ocp.CheckpointManagerOptions(
-        cleanup_tmp_directories=True,
-        save_root_metadata=False,  # which is a file beside the steps
-        lightweight_initialize=True,  # does not read steps, which may be damaged
-        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        temporary_path_class=Step,
-        file_options=ocp.options.FileOptions(path_permission_mode=0o700),  # as that of the workdir
-    )
-    return ocp.CheckpointManager(directory, options=options, handler_registry=registry)
+def wrong_files(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each file of state/ that is missing or has another size; OSError."""
+    # Small files are compared with their checksums. Those of chunks are when a chunk is read.
+    present, problems = _sizes(directory) if directory.exists() else {}, []
+    for name, size in manifest["files"].items():
+        if name not in present:
+            problems.append(f"the file {STATE}/{name} is missing")
+        elif present[name] != size:
+            problems.append(f"the file {STATE}/{name} has {present[name]} bytes instead of {size}")
+    for name, crc in {} if problems else manifest["crc32"].items():
+        if size_and_crc(directory / name)[1] != crc:
+            problems.append(f"the file {STATE}/{name} was changed: its checksum differs")
+    if problems or jax.process_index() > 0:
+        return problems
+    # A chunk has its checksum beside it. So process 0 compares these with the manifest.
+    with _errors_of(_INDEX):
+        sums = _checksums(directory)
+    return [
+        f"{name}: its data do not have the checksum they were saved with"
+        for name, entry in manifest["leaves"].items()
+        if sums.get(name, []) != entry["crc32c"]
+    ]
 
 
-def save_args(manifest: dict[str, Any], leaves: Mapping[str, HostLeaf]) -> ocp.args.Composite:
-    """Returns the arguments of a save by orbax's manager; `manifest` is without its leaves."""
-    # Empty leaves are left out, because orbax cannot store them.
-    stored = {name: leaf.data for name, leaf in leaves.items() if 0 not in leaf.data.shape}
-    stored = stored or {"nothing": np.zeros(1, np.uint8)}  # orbax refuses an item without leaves
-    return ocp.args.Composite(
-        state=ocp.args.PyTreeSave(stored),
-        integrity=_ManifestSave(manifest, leaves),
-    )
+def read_places(
+    directory: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Collection[Place]]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yields leaves and the places of them that are wanted, as they were stored."""
+    # `directory` is state/ in a step of this format or of orbax's. Raises CorruptCheckpoint with
+    # the leaf if data are damaged, and OSError if the disk cannot be read.
+    old, context = manifest["format"] == integrity.ORBAX, ts.Context()
+    reading: deque[tuple[str, list[Any], int]] = deque()
+
+    def done() -> tuple[str, list[np.ndarray]]:
+        name, futures, _ = reading.popleft()
+        with _errors_of(name):
+            return name, [future.result() for future in futures]
+
+    for name, places in wanted.items():
+        entry = manifest["leaves"][name]
+        stored = Spec(tuple(entry["stored_shape"]), entry["stored_dtype"])
+        if 0 in stored.shape:  # it has no data, and is not stored
+            yield name, [_nothing(place, stored.dtype) for place in places]
+            continue
+        with _errors_of(name):
+            opening = {
+                "driver": "zarr" if old else "zarr3",
+                "kvstore": _kvstore(directory, name),
+                "fill_missing_data_reads": old,  # a file that is missing was found before
+            }
+            array = ts.open(opening, open=True, context=context).result()
+            if (found := Spec(array.shape, array.dtype.name)) != stored:
+                raise CorruptCheckpoint(f"{name}: {found} was read, not {stored}")
+            futures = [array[_slices(place)].read() for place in places]
+        size = sum(map(_items, places)) * array.dtype.numpy_dtype.itemsize
+        reading.append((name, futures, size))
+        while len(reading) > 1 and sum(size for _, _, size in reading) > _AT_ONCE:
+            yield done()
+    while reading:
+        yield done()
 
 
-def load_step(
-    directory: Path, names: Collection[str], wanted: Collection[str]
-) -> dict[str, np.ndarray]:
-    """Reads the leaves `wanted` of a step, whole; the others become placeholders."""
-    # `names` must be the paths of all stored leaves. Raises CorruptCheckpoint if the arrays are
-    # damaged, and OSError if the disk cannot be read.
-    item = {name: np.empty(()) if name in wanted else ocp.PLACEHOLDER for name in names}
-    handler = _pytree_handler()
-    restore_args = {n: ocp.RestoreArgs(restore_type=np.ndarray) for n in item}
+def _nothing(place: Place, dtype: str) -> np.ndarray:
+    return np.zeros([stop - start for start, stop in place], integrity.dtype(dtype))
+
+
+@contextlib.contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Raises, for an error of tensorstore, CorruptCheckpoint with the leaf, or OSError."""
     try:
-        if not (directory / ARRAYS).exists():
-            raise CorruptCheckpoint("the index of its arrays is missing")
-        return handler.restore(
-            epath.Path(directory / "state"),
-            args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args),
-        )
+        yield
     except (MemoryError, CorruptCheckpoint):
         raise
-    except Exception as e:  # orbax and tensorstore raise many types for damaged files
+    except Exception as error:  # of many types for damaged files
         # Errors of a busy or full system are no sign of damage, and must not set the step aside.
-        if transient := _transient_error(e):
-            raise transient from e
-        raise CorruptCheckpoint(f"its arrays cannot be read: {one_line(e)}") from e
-    finally:
-        handler.close()
+        if transient := _transient_error(error):
+            raise transient from error
+        raise CorruptCheckpoint(f"{name}: its data cannot be read: {one_line(error)}") from error
 
 
 def _transient_error(error: BaseException | None) -> OSError | None:
