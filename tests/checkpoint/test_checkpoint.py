@@ -343,18 +343,27 @@ def test_orbax_alone_restores_what_it_saved_for_several_processes(
     checkpoints = as_several(opened())
     checkpoints.save(1, state)
     checkpoints.wait()
+    want = {
+        name: jax.random.key_data(leaf) if integrity.is_key(leaf) else leaf
+        for name, leaf in flatten(state, verbatim=True).items()
+        if leaf.size
+    }
+    alone = """
+        import sys
+        sys.modules["trainer"] = sys.modules["optim"] = None
+        import numpy as np, orbax.checkpoint as ocp
+        read = ocp.PyTreeCheckpointer().restore(sys.argv[1])
+        np.testing.assert_array_equal(read["params/dense/bias"], np.ones(10))
+        print(len(read))
+    """
     if how == "handler":
+        assert _python(alone, home / "1/state").communicate(timeout=LONG)[0] == f"{len(want)}\n"
         read = ocp.PyTreeCheckpointer().restore(home / "1/state")
     else:
         with ocp.CheckpointManager(home) as manager:
             assert manager.all_steps() == [1]
             read = manager.restore(1, args=ocp.args.Composite(state=ocp.args.PyTreeRestore()))
         read = read["state"]
-    want = {
-        name: jax.random.key_data(leaf) if integrity.is_key(leaf) else leaf
-        for name, leaf in flatten(state, verbatim=True).items()
-        if leaf.size
-    }
     assert checkpoint.digests(read) == checkpoint.digests(want)
 
 
@@ -392,6 +401,25 @@ def test_a_checkpoint_of_two_processes_of_0_3_0_is_restored(tmp_path: Path) -> N
     assert checkpoint.check_leaves(run)[1] == [
         "w: its data do not have the checksum they were saved with"
     ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "shard", "itemsize", "most", "want"),
+    [
+        ((), (), 4, 16, ()),
+        ((0, 3), (0, 3), 4, 16, (1, 3)),  # is not stored
+        ((8, 4), (8, 4), 4, 1 << 20, (8, 4)),
+        ((50257, 100), (50257, 100), 4, 1 << 24, (25129, 100)),  # rounded up: 50257 is prime
+        ((50257 * 2, 100), (50257, 100), 4, 1 << 24, (50257, 50)),
+        ((64, 64), (16, 64), 4, 1024, (4, 64)),
+        ((60, 64), (30, 64), 4, 1024, (3, 64)),  # 8 parts do not divide 30, 10 do
+        ((6, 8, 8), (2, 8, 8), 4, 64, (1, 2, 8)),
+    ],
+)
+def test_chunks_divide_the_shards(
+    shape: Any, shard: Any, itemsize: int, most: int, want: Any
+) -> None:
+    assert storage.chunk_shape(shape, shard, itemsize, most) == want
 
 
 def test_a_save_returns_before_anything_is_written(
@@ -1247,6 +1275,73 @@ def test_two_processes_save_their_shards_and_agree_on_damage(home: Path) -> None
         assert chunks == [f"w/c/{process}/0".encode()]
     _truncate(home / "2")
     assert _two_processes(home, "restore") == ["[1] 1", "[1] 0"]
+
+
+CUBE = """
+    import errno, sys
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    directory, task, rank, port = sys.argv[1:]
+    if rank != "alone":
+        jax.distributed.initialize(f"localhost:{port}", 4, int(rank))
+    from trainer.checkpoint import Checkpoints, storage
+
+    devices = np.array(jax.devices())
+    shape = {1: (1, 1, 1), 2: (1, 2, 1), 8: (2, 2, 2)}[len(devices)]
+    mesh = Mesh(devices.reshape(shape), ("data", "fsdp", "tensor"))
+    draw = np.random.default_rng(0)
+    specs = {"matrix": P("fsdp", "tensor"), "rows": P(("data", "fsdp")), "copy": P(), "one": P()}
+    sizes = {"matrix": (64, 48), "rows": (16, 3), "copy": (1031, 16), "one": ()}
+    values = {n: draw.normal(size=size).astype(np.float32) for n, size in sizes.items()}
+    storage.chunk_shape.__defaults__ = (1 << 12,)  # bytes of a chunk
+    shardings = {n: NamedSharding(mesh, spec) for n, spec in specs.items()}
+    log = []
+    checkpoints = Checkpoints(directory, log=log.append)
+    if task == "save":
+        state = {n: jax.make_array_from_callback(x.shape, shardings[n], lambda i, x=x: x[i])
+                 for n, x in values.items()}
+        write = storage._write_chunks
+        def full(*args):
+            raise OSError(errno.ENOSPC, "full")
+        storage._write_chunks = full if rank == "2" else write
+        assert checkpoints.save(1, state)
+        checkpoints.wait()
+        assert checkpoints.error and "process 2: No space left on device" in checkpoints.error
+        storage._write_chunks = write
+        assert checkpoints.save(2, state)
+        checkpoints.wait()
+        assert checkpoints.error is None
+    else:
+        target = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n])
+                  for n, x in values.items()}
+        state = checkpoints.restore(target)
+        for n, x in values.items():
+            assert state[n].sharding == shardings[n]
+            for shard in state[n].addressable_shards:
+                assert np.array_equal(shard.data, x[shard.index])
+    checkpoints.close()
+    print(checkpoints.steps())
+"""
+
+
+@pytest.mark.long
+def test_four_processes_save_on_a_cube_and_one_two_and_eight_devices_restore(home: Path) -> None:
+    """A process that cannot write fails the save in all of them, with its number and its error."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    every = [_python(CUBE, home, "save", rank, port, devices=2) for rank in range(4)]
+    told = [process.communicate(timeout=LONG) for process in every]
+    assert [out.splitlines()[-1:] for out, _ in told] == [["[2]"]] * 4, told
+    databases = (home / "2/state").glob("ocdbt.process_*")
+    assert sorted(path.name[-1] for path in databases) == ["0", "1", "2", "3"], (
+        "Each writes a part."
+    )
+    assert checkpoint.check_leaves(home) == {2: []}
+    for devices in (1, 2, 8):
+        reader = _python(CUBE, home, "restore", "alone", 0, devices=devices)
+        assert reader.communicate(timeout=LONG) == ("[2]\n", "")
 
 
 KILLED = """
