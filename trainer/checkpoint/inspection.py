@@ -66,13 +66,7 @@ def check_leaves(directory: StrPath, step: int | None = None) -> dict[int, list[
     for number, path in _steps(directory, step).items():
         found[number] = []
         try:
-            manifest = read_manifest(path)
-            if (
-                manifest["format"] == integrity.SHARDS
-            ):  # which may not fit in the memory of one host
-                check_saved_files(path, manifest)
-            else:
-                read_arrays(path, manifest)
+            check_saved_files(path)
         except CorruptCheckpoint as e:
             found[number] = e.problems or [str(e)]
     return found

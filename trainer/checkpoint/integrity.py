@@ -1,13 +1,14 @@
 """The leaves that a checkpoint saves, its manifest with their checksums, and a list of its files.
 
-Steps that orbax wrote have a list of their files with sizes and checksums, too, so that orbax never
-parses a damaged file. The manifest is a JSON object, sealed with the SHA-256 of its own text. Every
-leaf has a CRC-32 of its *global* logical bytes (C order, little endian), so that a checkpoint can
-be verified on any number of devices.
+Steps of several processes have a list of their files with sizes and checksums, too, so that
+tensorstore never parses a damaged index. The manifest is a JSON object, sealed with the SHA-256 of
+its own text. Every leaf has a CRC-32 of its *global* logical bytes (C order, little endian), or,
+if several processes saved it, a checksum of each of its chunks.
 """
 
 import hashlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -133,13 +134,18 @@ def manifest_entries(leaves: Mapping[str, HostLeaf]) -> dict[str, dict[str, Any]
     # steps of several processes that orbax wrote, of the whole leaf, whose position is [], here.
     return {
         name: {
-            "shape": list(leaf.spec.shape),
-            "dtype": leaf.spec.dtype,
-            "stored_shape": list(leaf.data.shape),
-            "stored_dtype": str(leaf.data.dtype),
+            **entry(leaf.spec, Spec(leaf.data.shape, str(leaf.data.dtype))),
             "crc32": [[[], checksum(leaf.data)]],
         }
         for name, leaf in leaves.items()
+    }
+
+
+def entry(known: Spec, stored: Spec) -> dict[str, Any]:
+    """Returns the entry of a leaf in the manifest, without its checksums."""
+    return {
+        **{"shape": list(known.shape), "dtype": known.dtype},
+        **{"stored_shape": list(stored.shape), "stored_dtype": stored.dtype},
     }
 
 
@@ -169,8 +175,8 @@ def unseal(text: str) -> dict[str, Any]:
 def specs(manifest: Mapping[str, Any]) -> dict[str, Spec]:
     """Returns the Spec of every leaf that a manifest lists, by path."""
     return {
-        name: Spec(tuple(entry["shape"]), entry["dtype"])
-        for name, entry in manifest["leaves"].items()
+        name: Spec(tuple(known["shape"]), known["dtype"])
+        for name, known in manifest["leaves"].items()
     }
 
 
@@ -180,13 +186,13 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
     # given are not checked.
     problems = []
     for name, array in arrays.items():
-        entry = manifest["leaves"][name]
-        stored = Spec(tuple(entry["stored_shape"]), entry["stored_dtype"])
+        known = manifest["leaves"][name]
+        stored = Spec(tuple(known["stored_shape"]), known["stored_dtype"])
         if Spec(array.shape, str(array.dtype)) != stored:
             problems.append(f"{name}: {Spec(array.shape, str(array.dtype))} was read, not {stored}")
             continue
         # An empty index stands for the whole leaf. The chunks of shards were compared when read.
-        for index, crc in entry.get("crc32", ()):
+        for index, crc in known.get("crc32", ()):
             piece = array[tuple(slice(*bounds) for bounds in index)] if index else array
             if checksum(piece) != crc:
                 problems.append(f"{name}: its data do not have the checksum they were saved with")
@@ -195,32 +201,35 @@ def verify(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> lis
 
 
 FILES = "integrity/files.json"
-ARRAYS = "state/manifest.ocdbt"  # the index of the arrays
-COMMITTED = "commit_success.txt"
-STEP_METADATA = "_CHECKPOINT_METADATA"
-_LATER = (STEP_METADATA, COMMITTED)  # must exist with any content, so they are not listed
+_LATER = ("_CHECKPOINT_METADATA", "commit_success.txt")  # orbax's: any content, so not listed
 
 SizeAndCrc = tuple[int, str]  # bytes, and CRC-32 as eight hex digits; a list when read from JSON
 
 
-def file_list(directory: Path) -> dict[str, SizeAndCrc]:
+def file_list(directory: Path, most: float = math.inf) -> dict[str, SizeAndCrc]:
     """Returns the size and CRC-32 of every file of a step, by path relative to its folder."""
+    # Files of more than `most` bytes are not read, and have an empty CRC-32.
     listing = {}
     for folder, _, names in os.walk(directory, onerror=raise_error):  # rglob() ignores errors
         for path in (Path(folder, name) for name in names):
             name = path.relative_to(directory).as_posix()
-            if name not in (FILES, *_LATER) and path.is_file():
-                listing[name] = size_and_crc(path)
+            if name not in (FILES, MANIFEST, *_LATER) and path.is_file():
+                size = path.stat().st_size
+                listing[name] = size_and_crc(path) if size <= most else (size, "")
     return listing
 
 
-def file_problems(directory: Path, listing: Mapping[str, SizeAndCrc]) -> list[str]:
+def missing_marks(directory: Path) -> list[str]:
+    """Returns a line for each mark of orbax that is missing."""
+    return [f"the file {name} is missing" for name in _LATER if not (directory / name).is_file()]
+
+
+def file_problems(
+    directory: Path, listing: Mapping[str, SizeAndCrc], most: float = math.inf
+) -> list[str]:
     """Returns a line for each listed file that is missing or differs from what was saved."""
     # A damaged listing may name any path: its names are compared, and never opened.
-    present = file_list(directory)
-    problems = [
-        f"the file {name} is missing" for name in _LATER if not (directory / name).is_file()
-    ]
+    present, problems = file_list(directory, most), []
     for name, (size, crc) in listing.items():
         if name not in present:
             problems.append(f"the file {name} is missing")

@@ -14,7 +14,6 @@ import numpy as np
 
 from optim.paths import flatten
 from trainer.checkpoint import errors, integrity, leaf_file
-from trainer.checkpoint.integrity import FILES, file_problems
 from trainer.writers.files import read_regular
 
 
@@ -31,28 +30,14 @@ def read_arrays(
     # and OSError if the disk cannot be read.
     every = manifest["leaves"]
     wanted = [name for name in every if name.startswith(prefix)]
-    if manifest["format"] == integrity.ONE_FILE:
-        arrays = dict(leaf_file.read_leaves(step_directory, manifest, wanted))
-    else:
-        arrays = {}
-        places = {name: [storage().everywhere(every[name]["stored_shape"])] for name in wanted}
-        for name, (array,) in _read_places(step_directory, manifest, places):
-            arrays[name] = array
+    _check_files(step_directory, manifest)
+    arrays = _as_stored(step_directory, manifest, wanted)
     _raise_if_damaged(integrity.verify(manifest, arrays))
     for name, array in arrays.items():
         kind = every[name]["dtype"]
         if kind != every[name]["stored_dtype"] and not kind.startswith("key<"):
             arrays[name] = array.view(integrity.dtype(kind))
     return arrays
-
-
-def _read_places(
-    step_directory: Path, manifest: Mapping[str, Any], places: Mapping[str, Collection[Any]]
-) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yields leaves that several processes saved, and the places of them that are asked for."""
-    # As they were stored. The files are checked first: tensorstore must not parse a damaged one.
-    _check_files(step_directory, manifest)
-    yield from storage().read_places(step_directory / "state", manifest, places)
 
 
 def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[str]:
@@ -111,62 +96,68 @@ def _placed(
             yield name, place_on_devices(arrays.pop(name), target)
         return
     # Each process reads the parts that its devices hold, once for all of them.
-    parts: dict[str, dict[Any, list[Any]]] = {}
+    _check_files(step_directory, manifest)
+    holders: dict[str, dict[Any, list[Any]]] = {}  # of a leaf that is divided, by place
+    places: dict[str, Collection[Any]] = {}
     for name, target in targets.items():
-        sharding, entry = getattr(target, "sharding", None), entries[name]
-        if sharding is None or integrity.is_key(target):
-            parts[name] = {storage().everywhere(entry["stored_shape"]): []}
-            continue
-        here = parts[name] = {}
-        for device, index in sharding.addressable_devices_indices_map(target.shape).items():
-            here.setdefault(storage().place_of(index, target.shape), []).append(device)
-    for name, arrays in _read_places(step_directory, manifest, parts):
-        target, kind = targets[name], entries[name]["dtype"]
+        places[name] = [storage().everywhere(entries[name]["stored_shape"])]
+        if getattr(target, "sharding", None) is not None and not integrity.is_key(target):
+            places[name] = here = holders[name] = {}
+            indices = target.sharding.addressable_devices_indices_map(target.shape)
+            for device, index in indices.items():
+                here.setdefault(storage().place_of(index, target.shape), []).append(device)
+    for name, arrays in storage().read_places(step_directory / "state", manifest, places):
+        target = targets[name]
         if not integrity.is_key(target):
-            arrays = [array.view(integrity.dtype(kind)) for array in arrays]
-        if [] in parts[name].values():
+            arrays = [array.view(integrity.dtype(entries[name]["dtype"])) for array in arrays]
+        if name not in holders:
             yield name, place_on_devices(arrays[0], target)
             continue
         shards = [
             jax.device_put(array, device, may_alias=False)  # see place_on_devices
-            for array, devices in zip(arrays, parts[name].values(), strict=True)
+            for array, devices in zip(arrays, holders[name].values(), strict=True)
             for device in devices
         ]
-        yield (
-            name,
-            jax.make_array_from_single_device_arrays(target.shape, target.sharding, shards),
-        )
+        whole = jax.make_array_from_single_device_arrays(target.shape, target.sharding, shards)
+        yield name, whole
 
 
-def check_saved_files(step_directory: Path, manifest: Mapping[str, Any] | None = None) -> None:
-    """Raises CorruptCheckpoint if a file of a step is not as it was saved, and OSError."""
-    manifest = manifest or read_manifest(step_directory)
-    if manifest["format"] == integrity.ORBAX:
-        return _check_files(step_directory, manifest)
-    # One leaf after another: the memory of all of them may be missing.
-    every = manifest["leaves"]
-    if manifest["format"] == integrity.ONE_FILE:
-        for name, array in leaf_file.read_leaves(step_directory, manifest, every):
-            _raise_if_damaged(integrity.verify(manifest, {name: array}))
-        return
+def check_saved_files(step_directory: Path) -> None:
+    """Raises CorruptCheckpoint if a file or leaf of a step is not as it was saved, and OSError."""
+    manifest, problems = read_manifest(step_directory), []
     _check_files(step_directory, manifest)
-    problems = []
-    for name, entry in every.items():
-        whole = {name: [storage().everywhere(entry["stored_shape"])]}
+    # One leaf after another: the memory of all of them may be missing.
+    for name in manifest["leaves"]:
         try:
-            list(storage().read_places(step_directory / "state", manifest, whole))
+            problems += integrity.verify(manifest, _as_stored(step_directory, manifest, [name]))
         except errors.CorruptCheckpoint as e:
             problems.append(str(e))
-    _raise_if_damaged(problems)
+    _raise_if_damaged(list(dict.fromkeys(problems)))
 
 
 def _check_files(step_directory: Path, manifest: Mapping[str, Any]) -> None:
     """Raises CorruptCheckpoint if the files of several processes are not those that were saved."""
+    # Before tensorstore parses one. The file of one process is checked with its leaves.
+    problems = []
     if manifest["format"] == integrity.ORBAX:
-        problems = file_problems(step_directory, _sealed(step_directory / FILES)["files"])
-    else:
-        problems = storage().wrong_files(step_directory / "state", manifest)
+        problems = integrity.missing_marks(step_directory)
+        listing = _sealed(step_directory / integrity.FILES)["files"]
+        problems += integrity.file_problems(step_directory, listing)
+    elif manifest["format"] == integrity.SHARDS:
+        problems = storage().wrong_files(step_directory, manifest)
     _raise_if_damaged(problems)
+
+
+def _as_stored(
+    step_directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
+) -> dict[str, np.ndarray]:
+    """Reads leaves whole, without a check of the files and of the checksums in the manifest."""
+    if manifest["format"] == integrity.ONE_FILE:
+        return dict(leaf_file.read_leaves(step_directory, manifest, wanted))
+    shapes = {name: manifest["leaves"][name]["stored_shape"] for name in wanted}
+    places = {name: [storage().everywhere(shape)] for name, shape in shapes.items()}
+    read = storage().read_places(step_directory / "state", manifest, places)
+    return {name: array for name, (array,) in read}
 
 
 def _raise_if_damaged(problems: list[str]) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,14 +25,14 @@ from jax._src import distributed
 from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
-from trainer.checkpoint.integrity import Spec, is_key, size_and_crc, spec, storable
-from trainer.writers.files import raise_error, sync_tree
+from trainer.checkpoint.integrity import Spec, is_key, spec, storable
+from trainer.writers.files import sync_tree
 
 STATE = "state"  # the folder of the arrays
 _INDEX = "manifest.ocdbt"  # in it: where each chunk is
 _DESCRIPTION = "_METADATA"  # in it: the names of the arrays, for orbax
 
-_SMALL = 1 << 20  # bytes of a file that has a checksum as a whole, such as an index
+SMALL = 1 << 20  # bytes of a file that has a checksum as a whole, such as an index
 _CHUNK = 1 << 24  # the most bytes of a chunk, which is read and compared whole
 _AT_ONCE = 1 << 28  # bytes that are written or read at the same time
 _KEYS = "lockstep/checkpoints"  # of what the processes tell each other
@@ -60,8 +59,8 @@ class Shards(NamedTuple):
 def shards_to_host(tree: Any) -> dict[str, Shards]:
     """Fetches this process's part of every leaf, by path; raises ValueError as `to_host` does."""
     # All processes must call it with the same tree. Of the processes that have a chunk, that one
-    # writes it which has the fewest bytes so far. The arrays stay valid when the state
-    # is donated afterwards: see `to_host`.
+    # writes it which has the fewest bytes so far. The arrays stay valid when the state is donated
+    # afterwards: see `to_host`.
     leaves = flatten(tree, verbatim=True)
     arrays = {name: jax.random.key_data(x) if is_key(x) else x for name, x in leaves.items()}
     written: dict[int, int] = defaultdict(int)  # process -> bytes
@@ -318,21 +317,14 @@ def _write_manifest(
     folder: Path, manifest: Mapping[str, Any], leaves: Mapping[str, Shards]
 ) -> None:
     sums = _checksums(folder / STATE)
-    entries = {
-        name: {
-            "shape": list(leaf.spec.shape),
-            "dtype": leaf.spec.dtype,
-            "stored_shape": list(leaf.stored.shape),
-            "stored_dtype": leaf.stored.dtype,
-            "crc32c": sums.get(name, []),
-        }
-        for name, leaf in leaves.items()
-    }
     whole = {
         **manifest,
         "format": integrity.SHARDS,
-        "leaves": entries,
-        **list_files(folder / STATE),
+        "leaves": {
+            name: integrity.entry(leaf.spec, leaf.stored) | {"crc32c": sums.get(name, [])}
+            for name, leaf in leaves.items()
+        },
+        "files": integrity.file_list(folder, SMALL),
     }
     (folder / integrity.MANIFEST).write_text(integrity.seal(whole))
 
@@ -354,40 +346,14 @@ def _checksums(directory: Path) -> dict[str, list[str]]:
     }
 
 
-def list_files(directory: Path) -> dict[str, Any]:
-    """Returns what the manifest has of the files: all sizes, and checksums of small files."""
-    sizes = _sizes(directory)
-    small = [name for name, size in sizes.items() if size <= _SMALL]
-    return {"files": sizes, "crc32": {name: size_and_crc(directory / name)[1] for name in small}}
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    """Returns the size of every file, by its path relative to the folder."""
-    found = (
-        Path(folder, name)
-        for folder, _, names in os.walk(directory, onerror=raise_error)
-        for name in names
-    )
-    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in found}
-
-
-def wrong_files(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each file of state/ that is missing or has another size; OSError."""
-    # Small files are compared with their checksums. Those of chunks are when a chunk is read.
-    present, problems = _sizes(directory) if directory.exists() else {}, []
-    for name, size in manifest["files"].items():
-        if name not in present:
-            problems.append(f"the file {STATE}/{name} is missing")
-        elif present[name] != size:
-            problems.append(f"the file {STATE}/{name} has {present[name]} bytes instead of {size}")
-    for name, crc in {} if problems else manifest["crc32"].items():
-        if size_and_crc(directory / name)[1] != crc:
-            problems.append(f"the file {STATE}/{name} was changed: its checksum differs")
+def wrong_files(step_directory: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each file that is not as it was saved, or each leaf with other chunks."""
+    problems = integrity.file_problems(step_directory, manifest["files"], SMALL)
     if problems or jax.process_index() > 0:
         return problems
     # A chunk has its checksum beside it. So process 0 compares these with the manifest.
     with _errors_of(_INDEX):
-        sums = _checksums(directory)
+        sums = _checksums(step_directory / STATE)
     return [
         f"{name}: its data do not have the checksum they were saved with"
         for name, entry in manifest["leaves"].items()
@@ -413,7 +379,8 @@ def read_places(
         entry = manifest["leaves"][name]
         stored = Spec(tuple(entry["stored_shape"]), entry["stored_dtype"])
         if 0 in stored.shape:  # it has no data, and is not stored
-            yield name, [_nothing(place, stored.dtype) for place in places]
+            empty = np.zeros(stored.shape, integrity.dtype(stored.dtype))
+            yield name, [empty[_slices(place)] for place in places]
             continue
         with _errors_of(name):
             opening = {
@@ -431,10 +398,6 @@ def read_places(
             yield done()
     while reading:
         yield done()
-
-
-def _nothing(place: Place, dtype: str) -> np.ndarray:
-    return np.zeros([stop - start for start, stop in place], integrity.dtype(dtype))
 
 
 @contextlib.contextmanager
