@@ -35,7 +35,7 @@ _DESCRIPTION = "_METADATA"  # in it: the names of the arrays, for orbax
 SMALL = 1 << 20  # bytes of a file that has a checksum as a whole, such as an index
 _CHUNK = 1 << 24  # the most bytes of a chunk, which is read and compared whole
 _AT_ONCE = 1 << 28  # bytes that are written or read at the same time
-_KEYS = "lockstep/checkpoints"  # of what the processes tell each other
+_KEYS = "lockstep/checkpoints"  # of the messages between processes
 _PATIENCE = 3600  # seconds that a process waits for the others to write their shards
 
 # Errors of tensorstore and Python after which the same files may be read later.
@@ -161,29 +161,30 @@ def save_shards(
     """Writes the leaves of a step with all processes of the run; raises OSError in all of them."""
     # Called in process 0: `make` makes a folder for the step, where all processes see it, and
     # `commit` gives it its name when all is in it. `manifest` is without its leaves.
-    told, first = _Told(), jax.process_index() == 0
+    messages, first = _Messages(), jax.process_index() == 0
     if first:
-        told.tell("made", lambda: str(make()))
-    folder = Path(told.hear("made"))
-    told.tell("written", lambda: _write_chunks(folder / STATE, leaves))
+        messages.post("made", lambda: str(make()))
+    folder = Path(messages.wait_for("made"))
+    messages.post("written", lambda: _write_chunks(folder / STATE, leaves))
 
     def end() -> str:
-        wrote = [i for i in range(jax.process_count()) if told.hear("written", i)]
-        told.forget_the_last_save()
+        wrote = [i for i in range(jax.process_count()) if messages.wait_for("written", i)]
+        messages.forget_the_last_save()
         _write_index(folder / STATE, wrote, leaves)
         _write_manifest(folder, manifest, leaves)
         commit(folder)
         return ""
 
     if first:
-        told.tell("ended", end)
-    told.hear("ended")
+        messages.post("ended", end)
+    messages.wait_for("ended")
 
 
-class _Told:
-    """What the processes of a run tell each other of one save, in background threads."""
+class _Messages:
+    """Short messages of the processes of a run to each other about one save."""
 
-    # No program may run over all devices there: they use the service by which jax joined them.
+    # They are exchanged in background threads, where no program may run over all devices, by the
+    # service through which jax joined the processes.
 
     _saves = itertools.count()  # all processes save equally often
 
@@ -191,16 +192,16 @@ class _Told:
         self._number = next(self._saves)
         self._client: Any = distributed.global_state.client or _Alone()
 
-    def tell(self, what: str, action: Callable[[], str]) -> None:
-        """Runs an action, and tells what it returned, or what it raised."""
+    def post(self, what: str, action: Callable[[], str]) -> None:
+        """Runs an action, and posts what it returned, or what it raised."""
         try:
             said = [action(), ""]
-        except BaseException as error:  # the others wait for whatever is said
+        except BaseException as error:  # the others wait for the message
             said = ["", one_line(error)]
         self._client.key_value_set(self._key(what, jax.process_index()), json.dumps(said))
 
-    def hear(self, what: str, process: int = 0) -> str:
-        """Waits for what a process tells, and returns it; OSError if its action raised an error."""
+    def wait_for(self, what: str, process: int = 0) -> str:
+        """Returns what an action of a process returned; OSError if it raised an error."""
         try:
             key = self._key(what, process)
             value, problem = json.loads(self._client.blocking_key_value_get(key, 1000 * _PATIENCE))
@@ -211,7 +212,7 @@ class _Told:
         return value
 
     def forget_the_last_save(self) -> None:
-        """Removes what was told of the save before, when all processes are past it."""
+        """Removes the messages of the save before, when all processes are past it."""
         if self._number:
             self._client.key_value_delete(f"{_KEYS}/{self._number - 1}")
 
