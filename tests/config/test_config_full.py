@@ -10,7 +10,7 @@ import pytest
 import optim
 from tests import short
 from tests.runs import CONFIGS as FILES
-from tests.runs import ELSEWHERE, LAB, lines, options, train, write_config
+from tests.runs import ELSEWHERE, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
 from trainer import config as configs
 from trainer.__main__ import main
@@ -20,13 +20,11 @@ from trainer.engine.program import load_located
 from trainer.sweep.plan import Trial
 from trainer.sweep.wave import ConfigFiles
 
-# optax's dpsgd warns of its own argument.
-pytestmark = pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(LAB)
+pytestmark = [
+    pytest.mark.usefixtures("lab"),
+    # optax's dpsgd warns of its own argument.
+    pytest.mark.filterwarnings("ignore:.*seed:DeprecationWarning"),
+]
 
 
 def again(config: configs.Config, tmp_path: Path, vocabulary: Any = ()) -> configs.Config:

@@ -230,9 +230,8 @@ def test_a_mistake_that_lockstep_refuses_is_refused(
 
 
 def test_the_functions_of_a_users_package_are_known(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
     assert main(["schema", "--vocabulary=my_lab.nets", "--vocabulary=my_lab.optimizers"]) == 0
     made = json.loads(capsys.readouterr().out)
     validator = jsonschema.Draft202012Validator(made)

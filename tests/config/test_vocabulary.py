@@ -169,8 +169,7 @@ def test_explain_does_not_run_functions_outside_of_the_vocabulary(
     assert not (tmp_path / "made").exists()
 
 
-def test_packages_of_the_user_may_be_named_in_full(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_packages_of_the_user_may_be_named_in_full(lab: None):
     vocabulary = Vocabulary(["my_lab"])
     for name in ("my_lab.nets.Spiralnet", "my_lab.optimizers.sawtooth", "my_lab.losses.focal"):
         assert callable(vocabulary.function(name).call)

@@ -9,10 +9,7 @@ from tests import runs
 from trainer import checkpoint
 from trainer.__main__ import main
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def trained(folder, name, *more):

@@ -106,8 +106,7 @@ def test_the_steps_of_a_block_follow_from_the_operations_of_a_step():
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "True"])
-def test_steps_per_call_must_be_a_positive_integer(tmp_path, capsys, monkeypatch, value):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_steps_per_call_must_be_a_positive_integer(tmp_path, capsys, lab, value):
     code = runs.train(
         runs.write_config(tmp_path), tmp_path / "run", f"--set=steps_per_call={value}"
     )
@@ -341,11 +340,6 @@ def test_a_block_ends_at_a_step_that_is_not_finite():
 
 
 # Runs.
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
 
 
 POISONED = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10, 11, 15)\n"

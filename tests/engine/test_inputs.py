@@ -123,8 +123,7 @@ def test_every_float_of_a_shipped_optimizer_is_an_input_but_for_the_plateau_s(fi
 
 
 @pytest.mark.long
-def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_a_float_that_an_update_branches_on_is_a_constant(tmp_path, lab):
     config = read(tmp_path, "!unruly.branching {learning_rate: 0.1, power: 3.0}")
     program = load_located(config, ["unruly"])
     state = program.abstract_state()

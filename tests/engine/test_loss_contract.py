@@ -355,9 +355,8 @@ def uneven() -> unruly.Points:
 
 
 @pytest.mark.long
-def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, monkeypatch):
+def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, monkeypatch, lab):
     (tmp_path / "lab_of_tests.py").write_text(UNEVEN)
-    monkeypatch.syspath_prepend(runs.LAB)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(runs, "LAB", f"{runs.LAB}:{tmp_path}")
     config = runs.write_config(tmp_path, "experiment.data = @lab_of_tests.uneven()\n")
@@ -372,11 +371,6 @@ def test_a_shorter_last_batch_is_evaluated_by_devices_and_processes(tmp_path, mo
     )
     assert len(one) == 4
     np.testing.assert_allclose(many, one, rtol=1e-4)
-
-
-@pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
 
 
 @pytest.mark.long

@@ -90,10 +90,9 @@ def kind() -> type:
     ],
 )
 def test_a_component_that_lacks_a_method_gets_the_protocol_quoted(
-    tmp_path, monkeypatch, capfd, more, words
+    tmp_path, monkeypatch, lab, capfd, more, words
 ):
     (tmp_path / "broken.py").write_text(BROKEN)
-    monkeypatch.syspath_prepend(runs.LAB)
     monkeypatch.syspath_prepend(tmp_path)
     config = runs.write_config(tmp_path, f"experiment.{more}\n")
     assert runs.train(config, tmp_path / "run", "--vocabulary=broken") == 2

@@ -32,10 +32,7 @@ SLEEPY = (
     "experiment.data = @unruly.sleepy()\nunruly.sleepy.every = True\nunruly.sleepy.seconds = 0.03\n"
 )
 
-
-@pytest.fixture(autouse=True)
-def _lab(monkeypatch):
-    monkeypatch.syspath_prepend(str(runs.LAB))
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 @pytest.fixture

@@ -292,13 +292,6 @@ hooks.samples.temperature = 1.5
 """
 
 
-@pytest.fixture(scope="module")
-def lab():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        yield
-
-
 def write(folder, *layers):
     """Writes the config and what overrides it, each layer the ones before it."""
     folder.mkdir(exist_ok=True)

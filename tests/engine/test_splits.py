@@ -39,10 +39,7 @@ save_every: 3
 writers: []
 """
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def toy(**options: Any) -> data.ArrayDataset:

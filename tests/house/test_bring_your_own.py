@@ -1,28 +1,30 @@
 """A lab's own model, data, optimizer, schedule and loss, with no line of ours changed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests import short
 from trainer.__main__ import main
 
-LAB = Path(__file__).parents[1] / "lab"
+pytestmark = pytest.mark.usefixtures("lab")
 
-LINEN = """
+GIN = """
 experiment:
-  model     = @models.from_linen()
+  model     = @models.from_{library}()
   data      = @my_lab.spirals.Spirals()
   loss      = @my_lab.losses.focal()
-  metrics   = {'hits': @metrics.accuracy()}
+  metrics   = {{'hits': @metrics.accuracy()}}
   optimizer = @my_lab.optimizers.sign_momentum()
   steps     = 150
   writers   = []
+metrics.accuracy.labels = 'arm'
+"""
+
+LINEN = f"""{GIN.format(library="linen")}
 models.from_linen:
   module = @my_lab.nets.Spiralnet()
   inputs = 'point'
-metrics.accuracy.labels = 'arm'
 my_lab.optimizers.sign_momentum.learning_rate = @my_lab.optimizers.sawtooth()
 my_lab.optimizers.sawtooth:
   peak   = 0.01
@@ -40,20 +42,11 @@ writers: []
 """
 
 
-NNX_GIN = """
-experiment:
-  model     = @models.from_nnx()
-  data      = @my_lab.spirals.Spirals()
-  loss      = @my_lab.losses.focal()
-  metrics   = {'hits': @metrics.accuracy()}
-  optimizer = @my_lab.optimizers.sign_momentum()
-  steps     = 150
-  writers   = []
+NNX_GIN = f"""{GIN.format(library="nnx")}
 models.from_nnx:
   constructor = @my_lab.nets.Ringnet
   inputs      = 'point'
 my_lab.nets.Ringnet.width = 16
-metrics.accuracy.labels = 'arm'
 my_lab.optimizers.sign_momentum.learning_rate = 0.01
 """
 
@@ -62,8 +55,7 @@ my_lab.optimizers.sign_momentum.learning_rate = 0.01
     ("name", "text"),
     [("linen.gin", LINEN), ("nnx.yaml", NNX), ("nnx.gin", NNX_GIN)],
 )
-def test_a_package_from_outside_trains(name, text, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(LAB))
+def test_a_package_from_outside_trains(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     workdir = tmp_path / "run"
     code = main([f"--config={tmp_path / name}", "--vocabulary=my_lab", f"--workdir={workdir}"])
@@ -86,11 +78,8 @@ weight_decay: !optax.linear_schedule {init_value: 0.3, end_value: 0.0, transitio
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["terse", "oddly_annotated"])
-def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
-    name, tmp_path, monkeypatch, capsys
-):
+def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(name, tmp_path, capsys):
     """They are planned, drawn, scheduled and logged; `weight_decay=0` is not an integer."""
-    monkeypatch.syspath_prepend(str(LAB))
     arguments = "".join(f"  {line}\n" for line in TERSE.strip().splitlines())
     text = NNX.replace("sign_momentum {learning_rate: 0.01}", f"{name}\n{arguments}".rstrip())
     (tmp_path / "a.yaml").write_text(text.replace("steps: 150", "steps: 2\nlog_every: 1"))
@@ -109,8 +98,7 @@ def test_learning_rate_and_weight_decay_are_floats_for_any_annotation(
     assert "takes a float" in capsys.readouterr().err
 
 
-def test_without_the_vocabulary_option_a_package_is_not_available(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(LAB))
+def test_without_the_vocabulary_option_a_package_is_not_available(tmp_path, capsys):
     (tmp_path / "nnx.yaml").write_text(NNX)
     assert main([f"--config={tmp_path / 'nnx.yaml'}", f"--workdir={tmp_path / 'run'}"]) == 2
     assert "--vocabulary" in capsys.readouterr().err
@@ -137,10 +125,7 @@ def test_without_the_vocabulary_option_a_package_is_not_available(tmp_path, monk
         ),
     ],
 )
-def test_an_nnx_module_written_as_a_call_gets_an_error_that_explains(
-    text, words, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.syspath_prepend(str(LAB))
+def test_an_nnx_module_written_as_a_call_gets_an_error_that_explains(text, words, tmp_path, capsys):
     (tmp_path / "nnx.gin").write_text(text)
     assert main(["explain", f"--config={tmp_path / 'nnx.gin'}", "--vocabulary=my_lab"]) == 2
     assert words in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import runs, short
+from tests import short
 from tests.sweep.test_sweep import GOAL, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
@@ -29,20 +29,15 @@ goal: {GOAL}
 final: {{seeds: 2}}
 """
 
-
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        folder = tmp_path_factory.mktemp("evidence")
-        file = write_sweep(folder)
-        file.write_text(ARMS)
-        assert sweep(file, folder / "sweep") == 0
+def computed(lab: None, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("evidence")
+    file = write_sweep(folder)
+    file.write_text(ARMS)
+    assert sweep(file, folder / "sweep") == 0
     return folder / "sweep"
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs
 from tests.sweep.test_sweep import folders, rows, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
@@ -26,10 +25,7 @@ from trainer.sweep.ledger import (
 )
 from trainer.sweep.plan_file import read_plan
 
-
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def written(folder: Path, count: int = 4) -> Path:
@@ -126,11 +122,9 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def computed(tmp_path_factory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        folder = tmp_path_factory.mktemp("ledger")
-        assert sweep(write_sweep(folder, more="checkpoints: final"), folder / "sweep") == 0
+def computed(lab: None, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ledger")
+    assert sweep(write_sweep(folder, more="checkpoints: final"), folder / "sweep") == 0
     return folder / "sweep"
 
 

@@ -35,10 +35,7 @@ from trainer.sweep.per_example_file import (
 )
 from trainer.sweep.plan_file import read_plan
 
-
-@pytest.fixture(autouse=True)
-def vocabulary(monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 def of_test(made: Program, most: int = 100_000) -> Examples:

@@ -368,9 +368,8 @@ def _said(code: str, nodes: Nodes, folder: Path, setting: str) -> str:
 
 
 def test_without_ray_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lab: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
     monkeypatch.setitem(sys.modules, "ray", None)
     file, workdir = write_sweep(tmp_path), tmp_path / "sweep"
     assert sweep(file, workdir, "--launcher=ray") == 2

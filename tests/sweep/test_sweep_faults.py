@@ -65,7 +65,7 @@ class Place:
 
 @pytest.fixture(scope="module", params=["flock", pytest.param("heartbeat", marks=pytest.mark.long)])
 def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    lab: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("faults")
     compiled: dict[int, Any] = {}
@@ -80,7 +80,6 @@ def place(
         return compiled[claim.program]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
         assert sweep(write_sweep(folder), folder / "planned", "--plan_only") == 0
         patch.setattr(Worker, "_prepare", prepare)  # every copy has the same program
         yield Place(folder, request.param)

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import runs, short
+from tests import short
 from tests.sweep_fuzz import VOCABULARY, Answer, Place
 from tests.sweep_results import compare
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
         yield Place(tmp_path_factory.mktemp("files"), patch.setattr)
 
 

@@ -26,8 +26,7 @@ HOUR = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+def quick(lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "BEAT", 0.1)
     monkeypatch.setattr(presence, "SILENT", 1.0)
     # Two threads that undo the patches of `Machine` in another order leave one of them.

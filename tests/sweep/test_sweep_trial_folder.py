@@ -42,9 +42,8 @@ def test_the_folder_of_a_trial_with_a_checkpoint_continues_as_a_run(tmp_path, ca
 
 @pytest.mark.long
 def test_a_trial_computed_alone_that_could_not_be_moved_is_not_computed_again(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, lab, capsys
 ):
-    monkeypatch.syspath_prepend(runs.LAB)
     base = BASE.replace(
         "!data.digits {batch_size: 32, validation: 0.2}", "!unruly.poisoned {at: [4]}"
     )

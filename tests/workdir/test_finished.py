@@ -13,18 +13,11 @@ NOTHING = "Nothing to do: the run has its 20 steps.\n"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of 20 steps, beside its config."""
     folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        assert runs.train(runs.write_config(folder), folder / "run") == 0
+    assert runs.train(runs.write_config(folder), folder / "run") == 0
     return folder
-
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:

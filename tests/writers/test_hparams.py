@@ -11,13 +11,10 @@ from tests.sweep.test_sweep import replaced, sweep, write_sweep
 from trainer.writers.summary import read_summary
 
 backend = pytest.importorskip("tensorboard.plugins.hparams.backend_context")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of tensorboard's own code
-
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
-
+pytestmark = [
+    pytest.mark.usefixtures("lab"),
+    pytest.mark.filterwarnings("ignore"),  # of tensorboard's own code
+]
 
 TENSORBOARD = ["--set", "writers=[tensorboard]"]
 

@@ -179,8 +179,7 @@ EVERY = {"log_every": 3, "eval_every": 5, "steps": 20}
 
 
 @pytest.mark.long
-def test_the_expected_rows_are_those_that_the_loop_writes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_the_expected_rows_are_those_that_the_loop_writes(tmp_path, lab):
     config = runs.write_config(tmp_path, "experiment.save_every = 100\n")
     for until in (2, 3, 10, 14, 15, 20):
         workdir = tmp_path / str(until)
@@ -214,18 +213,15 @@ def test_rows_are_counted_from_the_last_start(spans, restored, rows):
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(runs.LAB)
-        assert runs.train(runs.write_config(folder), folder / "run", "--until=9") == 75
+    assert runs.train(runs.write_config(folder), folder / "run", "--until=9") == 75
     assert steps(folder / "run" / "metrics.jsonl") == [3, 5, 6, 9]
     return folder
 
 
 @pytest.fixture
-def stopped(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    monkeypatch.syspath_prepend(runs.LAB)
+def stopped(begun: Path, tmp_path: Path) -> tuple[Path, Path]:
     return begun / "run.gin", Path(shutil.copytree(begun / "run", tmp_path / "run"))
 
 
@@ -329,8 +325,7 @@ def in_mid_run(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None], at: 
 
 
 @short.parametrize("change", [delete, truncate])
-def test_a_run_puts_its_rows_back(tmp_path, monkeypatch, capfd, change):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_a_run_puts_its_rows_back(tmp_path, monkeypatch, lab, capfd, change):
     path = tmp_path / "run" / "metrics.jsonl"
     in_mid_run(monkeypatch, lambda: change(path))
     assert runs.train(runs.write_config(tmp_path), tmp_path / "run") == 0
@@ -338,8 +333,7 @@ def test_a_run_puts_its_rows_back(tmp_path, monkeypatch, capfd, change):
     assert capfd.readouterr().err.count(CHANGES[change]) == 1
 
 
-def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, capfd):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, lab, capfd):
     monkeypatch.setattr(record_file, "_REMEMBERED", 200)
     path = tmp_path / "run" / "metrics.jsonl"
     in_mid_run(monkeypatch, lambda: truncate(path))
@@ -353,8 +347,7 @@ def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, capfd
 
 
 @pytest.mark.long
-def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, capfd):
-    monkeypatch.syspath_prepend(runs.LAB)
+def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, lab, capfd):
     more = "experiment.data = @unruly.poisoned()\nunruly.poisoned.at = (10,)\n"
     config = runs.write_config(tmp_path, more + "experiment.on_nonfinite = 'rollback'\n")
     cut, cuts = writers.lines.truncate_after, []

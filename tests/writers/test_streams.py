@@ -122,9 +122,8 @@ ESCAPED = "\\x1b]0;owned\\x07\\x1b[2J"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
-def test_control_characters_in_names_are_printed_escaped(tmp_path, monkeypatch, capsys):
+def test_control_characters_in_names_are_printed_escaped(tmp_path, lab, capsys):
     """A name in a config may hold what moves the cursor or retitles the window of a terminal."""
-    monkeypatch.syspath_prepend(str(runs.LAB))
     (tmp_path / "base.gin").write_text(runs.CONFIG)
     tree = load([tmp_path / "base.gin"], [], ["steps=2"]).root
     groups = {EVIL: Call("optim.group", {"match": ".*", "optimizer": Call("optax.adam", RATE)})}

@@ -17,10 +17,7 @@ from trainer.train.rows import Results
 from trainer.writers import read_metrics
 from trainer.writers.summary import Best, Summary, read_outcome, read_summary
 
-
-@pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(runs.LAB)
+pytestmark = pytest.mark.usefixtures("lab")
 
 
 @pytest.fixture
