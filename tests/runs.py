@@ -113,6 +113,15 @@ def sweep(*words: str) -> int:
     return planned or main(["sweep", "work", workdir, *vocabulary])
 
 
+def swept(folder: Path, base: str, text: str, *words: str) -> Path:
+    """Writes base.yaml and sweep.yaml, and computes this sweep; returns its folder."""
+    (folder / "base.yaml").write_text(base)
+    (folder / "sweep.yaml").write_text(text)
+    workdir = folder / "sweep"
+    assert sweep(f"--config={folder / 'sweep.yaml'}", f"--workdir={workdir}", *words) == 0
+    return workdir
+
+
 def start_two(
     options: Sequence[str], folder: Path, mistake: Sequence[str] = ()
 ) -> list[subprocess.Popen[bytes]]:

@@ -105,11 +105,9 @@ def test_the_rule_of_the_file_changes_the_effect(folder, capsys):
 @pytest.fixture(scope="module")
 def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a finished sweep with three searches."""
-    home = tmp_path_factory.mktemp("pilot")
-    (home / "base.yaml").write_text(BASE.replace("steps: 20", "steps: 4"))
-    (home / "sweep.yaml").write_text(text(arms=3, trials=1, more="searches: 3\n"))
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    return home / "sweep"
+    base = BASE.replace("steps: 20", "steps: 4")
+    sweep = text(arms=3, trials=1, more="searches: 3\n")
+    return runs.swept(tmp_path_factory.mktemp("pilot"), base, sweep)
 
 
 @pytest.mark.long

@@ -23,20 +23,12 @@ seeds: 4
 goal: {metric: loss, target: 2.2, rule: earliest_step, sigma: 0.02}
 final: null
 """
-
-
-def _computed(home: Path, text: str = SWEEP, **more: str) -> Path:
-    (home / "base.yaml").write_text(DEEP + "log_every: 5\neval_every: 5\n")
-    (home / "sweep.yaml").write_text(text)
-    options = [f"--{name}={value}" for name, value in more.items()]
-    config = f"--config={home / 'sweep.yaml'}"
-    assert runs.sweep(config, f"--workdir={home / 'sweep'}", *options) == 0
-    return home / "sweep"
+BASE = DEEP + "log_every: 5\neval_every: 5\n"
 
 
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _computed(tmp_path_factory.mktemp("reaching"))
+    return runs.swept(tmp_path_factory.mktemp("reaching"), BASE, SWEEP)
 
 
 def _means(folder: Path, arm: str) -> dict[int, float]:
@@ -81,7 +73,7 @@ def test_the_report_says_who_has_reached_it(computed):
 def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
     goal = f"goal: {{metric: accuracy, mode: max, target: 0.15, rule: {rule}, sigma: 0.001}}"
     lines = [goal if line.startswith("goal:") else line for line in SWEEP.splitlines()]
-    folder = _computed(tmp_path, "\n".join(lines))
+    folder = runs.swept(tmp_path, BASE, "\n".join(lines))
     workload = read_sweep_results(folder)
     found = judge(workload, "fast")
     assert found.step is not None and found.mean > 0.15
@@ -97,7 +89,7 @@ def test_the_sentence_names_the_statistic_of_the_mode(tmp_path, rule, p):
 @pytest.mark.long
 def test_the_rule_reads_evaluations_at_changing_intervals(tmp_path):
     changing = SWEEP.replace("seeds: 4", "seeds: 2\nset: {eval_every: {0: 8, 75%: 1}}")
-    folder = _computed(tmp_path, changing)
+    folder = runs.swept(tmp_path, BASE, changing)
     steps = sorted(_means(folder, "fast"))
     total = steps[-1]
     late = -(-3 * total // 4)
@@ -144,7 +136,8 @@ def test_runs_that_chose_their_point_are_not_judged(tmp_path):
         "fast: {set: {optimizer: !optax.adamw {learning_rate: 0.01}}}",
         "fast: {space: {optimizer.learning_rate: !space.values {values: [0.01, 0.02]}}}",
     )
-    folder = _computed(tmp_path, text.replace("final: null", "final: null\nbudgets: unequal"))
+    text = text.replace("final: null", "final: null\nbudgets: unequal")
+    folder = runs.swept(tmp_path, BASE, text)
     assert "its runs are those by which its point was chosen among 2" in sentence(
         read_sweep_results(folder), "fast"
     )
@@ -157,7 +150,7 @@ def test_runs_that_are_added_after_a_look_need_more(computed, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     folder = Path(shutil.copytree(computed, home / "sweep"))
-    (home / "base.yaml").write_text(DEEP + "log_every: 5\neval_every: 5\n")
+    (home / "base.yaml").write_text(BASE)
     (home / "more.yaml").write_text(SWEEP.replace("seeds: 4", "seeds: 6"))
     from trainer.__main__ import main
 

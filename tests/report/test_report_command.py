@@ -36,11 +36,7 @@ LONGER = BASE.replace("steps: 20", "steps: 40") + "log_every: 5\neval_every: 10\
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a sweep that is complete."""
-    home = tmp_path_factory.mktemp("computed")
-    (home / "base.yaml").write_text(LONGER)
-    (home / "sweep.yaml").write_text(SWEEP)
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    return home / "sweep"
+    return runs.swept(tmp_path_factory.mktemp("computed"), LONGER, SWEEP)
 
 
 @pytest.fixture
@@ -290,10 +286,7 @@ def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_
 @pytest.mark.long
 def test_the_trials_of_an_extension_do_not_count_without_final_runs_either(tmp_path, capsys):
     text = SWEEP.replace("final: {seeds: 4}", "final: null").replace("trials: 3", "trials: 2")
-    (tmp_path / "base.yaml").write_text(LONGER)
-    (tmp_path / "sweep.yaml").write_text(text)
-    folder = tmp_path / "sweep"
-    assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={folder}") == 0
+    folder = runs.swept(tmp_path, LONGER, text)
     winners = read_sweep_results(folder).winners
     extended(folder, text.replace("trials: 2", "trials: 4"))
     (done,) = (folder / "trials/adamw/0001").iterdir()

@@ -45,14 +45,16 @@ final: {seeds: 2}
 """
 
 
+def claimed(home: Path, text: str) -> Path:
+    """Computes the sweep of a file, and writes its claim beside it."""
+    sweep = runs.swept(home, BASE + "log_every: 5\neval_every: 10\n", text)
+    write_claim(sweep, home / "claim.json")
+    return home
+
+
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("claim")
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
-    (home / "sweep.yaml").write_text(SWEEP)
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    write_claim(home / "sweep", home / "claim.json")
-    return home
+    return claimed(tmp_path_factory.mktemp("claim"), SWEEP)
 
 
 @pytest.fixture

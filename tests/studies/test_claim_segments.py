@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests import runs
-from tests.studies.test_claim import _rewrite_ledger
-from tests.sweep.test_sweep_plan import BASE
+from tests.studies.test_claim import SWEEP, _rewrite_ledger, claimed
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, Retention, distances
 from trainer.messages import UserError
@@ -48,13 +46,6 @@ from trainer.sweep.ledger import LedgerWriter, read_ledger
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
 from trainer.writers.json_files import as_json
 
-SWEEP = """base: base.yaml
-space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 1e-1}}
-trials: 3
-method: !method.sobol {seed: 0}
-final: {seeds: 2}
-claims: {segments: 3}
-"""
 RUN = "final/base/10000"
 OTHER = ("final/base/10001", "trials/base/0000/0")
 
@@ -62,12 +53,7 @@ OTHER = ("final/base/10001", "trials/base/0000/0")
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep whose runs of 20 steps keep their states after steps 6 and 13."""
-    home = tmp_path_factory.mktemp("segments")
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
-    (home / "sweep.yaml").write_text(SWEEP)
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    write_claim(home / "sweep", home / "claim.json")
-    return home
+    return claimed(tmp_path_factory.mktemp("segments"), f"{SWEEP}claims: {{segments: 3}}\n")
 
 
 @pytest.fixture

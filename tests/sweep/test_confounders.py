@@ -89,12 +89,6 @@ LOG = "!space.log_uniform {low: 1e-3, high: 1e-1}"
 COSINE = "!schedules.warmup_cosine {peak_value: 0.1, warmup_steps: 10%}"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    return tmp_path
-
-
 def arms(first: str, second: str, more: str = "budgets: unequal\n") -> str:
     sampled = ", trials: 4, method: !method.sobol {}"
     of = [f"{{{text}{sampled if 'space:' in text else ''}}}" for text in (first, second)]

@@ -13,7 +13,7 @@ import pytest
 from tests import runs
 from tests.studies.test_claim import _rewrite_ledger
 from tests.sweep import test_ablation, test_ladder
-from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, defined
+from tests.sweep.test_sweep_plan import BASE, GIN, defined
 from tests.sweep.test_sweep_plan_file import TREES, with_one_program, written
 from trainer import data
 from trainer.__main__ import main
@@ -36,13 +36,6 @@ method: !method.sobol {{seed: 0}}
 final: {{seeds: 1}}
 differs: [space]
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "base.gin").write_text(BASE_GIN)
-    return tmp_path
 
 
 def begun(folder: Path, text: str) -> Path:
@@ -355,10 +348,8 @@ def leave_out(sweep: Path, search: int) -> None:
 @pytest.mark.long
 def test_a_search_that_was_left_out_is_found(tmp_path, monkeypatch, capsys):
     """It was verified: the others were numbered anew, with all hashes and a new claim."""
-    (tmp_path / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    sweep, claim = tmp_path / "sweep", tmp_path / "claim.json"
-    assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={sweep}") == 0
+    sweep = runs.swept(tmp_path, BASE + "log_every: 5\neval_every: 10\n", SWEEP)
+    claim = tmp_path / "claim.json"
     write_claim(sweep, claim)
     published = shutil.copy(claim, tmp_path / "published.json")
     last = shutil.copytree(sweep, tmp_path / "last" / "sweep")

@@ -43,19 +43,9 @@ final: {seeds: 1}
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    return tmp_path
-
-
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("ladder")
-    (home / "base.yaml").write_text(BASE)
-    (home / "sweep.yaml").write_text(SWEEP)
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    return home / "sweep"
+    return runs.swept(tmp_path_factory.mktemp("ladder"), BASE, SWEEP)
 
 
 def _ladder(searched: int, power: float | str | None = None) -> PlannedLadder:

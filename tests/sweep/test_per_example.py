@@ -290,11 +290,9 @@ def test_a_gpt_keeps_the_loss_of_each_sequence(tmp_path, monkeypatch):
     import letters  # type: ignore[import-not-found]
 
     monkeypatch.setattr(letters.Text, "splits", {"validation": 8, "test": 8})
-    (tmp_path / "base.yaml").write_text(GPT)
-    (tmp_path / "sweep.yaml").write_text("base: base.yaml\nfinal: {seeds: 2}\n")
-    words = [f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
-    assert runs.sweep(*words, "--vocabulary=letters") == 0
-    trials = sorted((tmp_path / "sweep").glob("final/*/*"))
+    text = "base: base.yaml\nfinal: {seeds: 2}\n"
+    folder = runs.swept(tmp_path, GPT, text, "--vocabulary=letters")
+    trials = sorted(folder.glob("final/*/*"))
     one, two = (check_against_rows(trial) for trial in trials)
     assert set(one.values) == {"loss", "accuracy"} and one.sha256 == two.sha256
     assert one.weights["loss"].tolist() == [letters.LENGTH] * 8

@@ -8,7 +8,7 @@ import pytest
 
 from tests import short
 from tests.sweep.test_sweep_extend import added, begun, check_kept, extend
-from tests.sweep.test_sweep_plan import BASE, planned
+from tests.sweep.test_sweep_plan import planned
 from tests.sweep.test_sweep_status import finish, printed, refused
 from trainer.__main__ import main
 from trainer.config import dump
@@ -36,12 +36,6 @@ method: !method.sobol {seed: 0}
 goal: {metric: accuracy, mode: max}
 final: {seeds: 2}
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    return tmp_path
 
 
 def accuracy(arm: str, search: int, number: int) -> float:

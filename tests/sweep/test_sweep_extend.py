@@ -10,7 +10,6 @@ import pytest
 
 from tests import chaos_hosts, chaos_sweep, short
 from tests.sweep.test_sweep_plan import (
-    BASE,
     GOOD,
     GROWING,
     METHOD,
@@ -46,12 +45,6 @@ space:
   optimizer.b1: !space.values {values: [0.8, 0.9]}
   optimizer.b2: !space.values {values: [0.9, 0.99]}
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    return tmp_path
 
 
 def begun(folder: Path, text: str, *sets: str) -> tuple[Path, Plan]:

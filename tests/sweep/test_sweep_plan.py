@@ -77,13 +77,6 @@ space.log_uniform.high = 1e-1
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "base.gin").write_text(BASE_GIN)
-    return tmp_path
-
-
 def defined(folder: Path, text: str, *sets: str) -> Definition:
     """Writes the file of a sweep, which is Gin if it begins so, and reads it."""
     file = folder / ("sweep.gin" if text.startswith("sweep:") else "sweep.yaml")

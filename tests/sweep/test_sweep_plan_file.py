@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.test_sweep_plan import (
-    BASE,
-    BASE_GIN,
     GIN,
     GOOD,
     METHOD,
@@ -71,13 +69,6 @@ method: !method.explicit
     - {data_seed: 18446744073709551615, writers: {yaml: "1"}}
     - {data_seed: 0.1, writers: {}}
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "base.gin").write_text(BASE_GIN)
-    return tmp_path
 
 
 def with_one_program(plan: Plan) -> Plan:

@@ -48,11 +48,8 @@ final: {seeds: 2}
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of a sweep that is complete; two of its runs diverged."""
-    home = tmp_path_factory.mktemp("computed")
-    (home / "base.yaml").write_text(BASE + "log_every: 5\neval_every: 10\n")
-    (home / "sweep.yaml").write_text(SWEEP)
-    assert runs.sweep(f"--config={home / 'sweep.yaml'}", f"--workdir={home / 'sweep'}") == 0
-    return home / "sweep"
+    base = BASE + "log_every: 5\neval_every: 10\n"
+    return runs.swept(tmp_path_factory.mktemp("computed"), base, SWEEP)
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """How many hyperparameters an arm tunes, by its trials and by the entries of its space."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.sweep.test_sweep_extend import begun, extend
-from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, METHOD, RATE, dry_run, planned
+from tests.sweep.test_sweep_plan import GIN, METHOD, RATE, dry_run, planned
 from trainer.__main__ import main
 from trainer.config import load
 from trainer.config.vocabulary import SWEEP
@@ -32,13 +30,6 @@ trials: 4
 {METHOD}
 final: {{seeds: 2}}
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "base.gin").write_text(BASE_GIN)
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """The warnings of the plans of arms: in the plan of a sweep, its folder, its status, its report."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import BASE, BASE_GIN, GIN, planned, with_programs
+from tests.sweep.test_sweep_plan import GIN, planned, with_programs
 from trainer.__main__ import main
 from trainer.engine.plan import make_plan as make_run_plan
 from trainer.engine.program import load_located
@@ -32,12 +31,6 @@ LARGEST = (
     "The goal has mode: max, and smaller values of loss are better: the worst trial would win."
     " Write mode: min in goal ('min' in Gin)."
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "base.yaml").write_text(BASE)
-    return tmp_path
 
 
 @pytest.mark.long
@@ -80,7 +73,6 @@ def test_a_check_shows_warnings_by_arm(folder, capsys):
 def test_whole_numbers_for_a_learning_rate_are_a_warning(folder, capsys, kind, space, warned):
     text = f"base: base.yaml\nspace: {{{space}}}\nmethod: !method.sobol\ntrials: 2\n"
     if kind == "gin":
-        (folder / "base.gin").write_text(BASE_GIN)
         text = GIN.replace("log_uniform", "integers").replace("1e-4", "1").replace("1e-1", "9")
     planned(folder, text)
     assert main(["sweep", f"--config={folder / f'sweep.{kind}'}", "--check"]) == 0
