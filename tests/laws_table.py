@@ -115,6 +115,10 @@ def _row(factory: Callable[..., Any], *args: Any, note: str = "", **kwargs: Any)
     return Row(name, partial(factory, *args, **kwargs), **options)
 
 
+def _chain(learning_rate: float = 0.02, **kwargs: Any) -> Row:
+    return _row(optim.chain, learning_rate=learning_rate, **kwargs)
+
+
 def public_name(factory: Callable[..., Any]) -> str:
     """Finds the name by which a user reaches a factory (optax.nadam is itself a partial)."""
     for package in (optim, parts, optax, contrib):
@@ -366,9 +370,7 @@ ROWS = [
     _row(optim.scion, learning_rate=0.02, params="matrices"),
     _row(optim.soap, learning_rate=0.02, precondition_frequency=2, params="matrices"),
     _row(optim.shampoo, learning_rate=0.02, every=2, params="matrices"),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum),
             partial(parts.polar),
@@ -379,9 +381,7 @@ ROWS = [
         params="matrices",
         note="NorMuonH",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum),
             partial(parts.polar, contra=0.2, balance=2),
@@ -391,9 +391,7 @@ ROWS = [
         params="matrices",
         note="Aurora",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum, nesterov=False),
             partial(parts.polar, [2.0, -1.5, 0.5], 3, norm="gram"),
@@ -404,9 +402,7 @@ ROWS = [
         params="matrices",
         note="brake, floor, cautious decay around a pin",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum_mixture, [0.9, 0.99], [0.6, 0.4]),
             partial(parts.polar),
@@ -416,9 +412,7 @@ ROWS = [
         params="matrices",
         note="mixture of means, RMS, initial norm",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum),
             partial(parts.trust_gate, around=partial(parts.soap, every=2), floor=0.4),
@@ -427,9 +421,7 @@ ROWS = [
         params="matrices",
         note="SOAP-Muon behind a gate",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum, nesterov=False),
             partial(
@@ -446,26 +438,20 @@ ROWS = [
         params="matrices",
         note="one-sided SOAP-H",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.soap, b1=0.9, every=2, first="skip", length="free")],
         after=[partial(parts.decay, 0.1)],
         params="matrices",
         note="SOAP as a part",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.momentum, nesterov=False), partial(parts.kl_soap, every=2)],
         params="matrices",
         fixed=("first_value",),
         note="KL-SOAP",
         notes="first_value sets the first state and cannot follow a schedule",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.kl_soap, every=2, b1=0.95, first_gram="copy", bounded_by="root"),
             partial(parts.match_norm),
@@ -476,18 +462,14 @@ ROWS = [
         note="KL-SOAP-H",
         notes="first_value sets the first state and cannot follow a schedule",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.momentum, nesterov=False), partial(parts.kl_shampoo, every=2)],
         params="matrices",
         fixed=("first_value",),
         note="KL-Shampoo",
         notes="first_value sets the first state and cannot follow a schedule",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(optax.ema, 0.9),
             partial(parts.shampoo, 0.9, every=2),
@@ -497,9 +479,7 @@ ROWS = [
         params="matrices",
         note="parts.shampoo grafted onto Adam",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(
                 parts.shampoo,
@@ -512,9 +492,7 @@ ROWS = [
         params="matrices",
         note="parts.shampoo that grafts its mean onto Adam",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(
                 parts.shampoo, 1.0, eps=None, exponent=0.4, tolerance=1e-6, sides="shorter", start=1
@@ -523,51 +501,35 @@ ROWS = [
         params="matrices",
         note="parts.shampoo, one-sided pseudo-inverses of sums",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(optax.scale_by_adam), partial(optax.add_decayed_weights, 0.1)],
         note="adam, decay",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.adam, bias_correction=False)],
         after=[partial(parts.decay, 0.1, peak=0.02)],
         note="parts.adam without bias correction, corrected decay",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.momentum), partial(parts.polar, scale="match_rms_adamw")],
         after=[partial(parts.decay, 0.1), partial(parts.qk_clip)],
         params="matrices",
         needs=("observations",),
         note="MuonClip",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[partial(parts.adam, nesterov=True)],
         after=[partial(parts.decay, 0.1)],
         note="parts.adam with Nesterov, decay",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
-        before=[partial(parts.laprop)],
-        note="parts.laprop",
-    ),
-    _row(
-        optim.chain,
+    _chain(before=[partial(parts.laprop)], note="parts.laprop"),
+    _chain(
         learning_rate=1.0,
         before=[partial(parts.prodigy, weight_decay=0.1)],
         fixed=("estim_lr0",),
         note="parts.prodigy",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(optax.ema, 0.9),
             partial(parts.psgd, precond_lr=0.3),
@@ -577,9 +539,7 @@ ROWS = [
         params="matrices",
         note="parts.psgd of momentum, Hyperball",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.momentum),
             partial(parts.psgd, precond_lr=0.3, init_scale=1.0, whiten="gradient", seed=1),
@@ -587,9 +547,7 @@ ROWS = [
         params="matrices",
         note="parts.psgd of the gradient",
     ),
-    _row(
-        optim.chain,
-        learning_rate=0.02,
+    _chain(
         before=[
             partial(parts.psgd, precond_lr=0.1, geometry="Q0.5EQ1.5", damping=1e-6, bound_decay=0.5)
         ],
