@@ -205,26 +205,33 @@ def findings(key: str, module: str, *words: str) -> dict[str, dict[str, Any]]:
     """
     # A thread for each of eight devices, also on two cores: they wait for each other in a program
     # that exchanges data, and XLA aborts if one of them does not begin for long.
-    lines = _printed("-m", module, *words, NPROC="16")
+    lines = map(json.loads, python("-m", module, *words, NPROC="16").splitlines())
     return {line.pop(key): line for line in lines}
 
 
 def on_four_devices(code: str) -> Any:
     """Runs code with four simulated devices, in a process; returns the JSON that it printed."""
-    (found,) = _printed("-c", code, XLA_FLAGS=compiled_programs.xla_flags(4))
-    return found
+    return json.loads(python("-c", code, XLA_FLAGS=compiled_programs.xla_flags(4)))
 
 
-def _printed(*words: str, **variables: str) -> list[Any]:
+def python(*words: str, cwd: Path = ROOT, **variables: str) -> str:
+    """Runs Python in a process that ends without an error; returns what it printed.
+
+    Args:
+        *words: of the command, such as "-c" and code.
+        cwd: the current folder.
+        **variables: of the environment.
+    """
     done = subprocess.run(
         [sys.executable, *words],
-        cwd=ROOT,
+        cwd=cwd,
         env=environment(**variables),
         capture_output=True,
         text=True,
+        timeout=LONG,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.runs import ROOT, environment
+from tests.runs import environment, python
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.collectives import Collective, axes_of_devices, find_collectives
@@ -21,15 +21,8 @@ from trainer.engine.program import load_located
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("explained")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.explain_cases", str(folder)],
-        cwd=ROOT,
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = python("-m", "tests.explain_cases", str(folder), JAX_COMPILATION_CACHE_DIR="")
+    cases = [json.loads(line) for line in printed.splitlines()]
     return {each.pop("case"): each for each in cases} | {"folder": folder}
 
 

@@ -4,8 +4,6 @@ import functools
 import importlib
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from config_zoo import Made, Thing
 
 import optim.factories
-from tests.runs import ROOT
+from tests.runs import python
 from trainer.config import Builder, Call, Config, ConfigError, Source, Units, override
 from trainer.config import load as load_files
 from trainer.config.vocabulary import Vocabulary
@@ -846,7 +844,4 @@ def test_importing_the_config_package_imports_neither_jax_nor_the_parsers():
         dump(load(["tests/config/gin_corpus/scopes.gin"], [], ["a=1"]).root)
         print([name for name in [*heavy, "yaml", "gin"] if name in sys.modules])
         """)
-    root = ROOT
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=root, check=True)
-    assert done.stdout == "[]\n['yaml', 'gin']\n"
+    assert python("-c", code) == "[]\n['yaml', 'gin']\n"

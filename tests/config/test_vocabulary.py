@@ -6,7 +6,6 @@ import json
 import os
 import pkgutil
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     (home / "tmp").mkdir()
     changed = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
     changed["JAX_COMPILATION_CACHE_DIR"] = ""  # whose files are not those of a function called
-    command = [sys.executable, "-m", "tests.audit", str(home / "data"), str(home / "cache")]
-    done = subprocess.run(
-        command, env={**os.environ, **changed}, cwd=runs.ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return home, json.loads(done.stdout)
+    folders = str(home / "data"), str(home / "cache")
+    return home, json.loads(runs.python("-m", "tests.audit", *folders, **changed))
 
 
 def offered(root: str) -> set[str]:
@@ -116,12 +111,8 @@ def test_the_audit_detects_files_sockets_and_folders(tmp_path: Path):
         f"open({str(tmp_path / 'x')!r}, 'w').close(); socket.socket(); import os; os.mkdir('y')\n"
     )
     code += "import tarfile; acts, watch.acts = watch.acts, None; print(json.dumps(acts))"
-    environment = {**os.environ, "PYTHONPATH": str(runs.ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert [act[0] for act in json.loads(done.stdout)] == ["open", "socket.__new__", "os.mkdir"]
+    acts = json.loads(runs.python("-c", code, cwd=tmp_path))
+    assert [act[0] for act in acts] == ["open", "socket.__new__", "os.mkdir"]
 
 
 def inner_names() -> list[str]:

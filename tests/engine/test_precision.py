@@ -1,8 +1,6 @@
 """The roles of `precision`, against the names, steps by hand and the programs of the compiler."""
 
 import json
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ from jax.sharding import AbstractMesh
 import optim
 from tests import short
 from tests.engine.test_program import Net, cross_entropy, experiment
-from tests.runs import ROOT, environment
+from tests.runs import ROOT, python
 from trainer.config import load, override
 from trainer.engine.precision import Roles, describe_precision, in_precision, roles_of
 from trainer.engine.program import Program, load_located
@@ -166,10 +164,10 @@ def test_wrong_roles_are_refused(precision: Any, optimizer: Any, message: str):
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("precision") / "hlo"
-    command = [sys.executable, "-m", "tests.precision_cases", str(folder)]
-    env = environment(JAX_COMPILATION_CACHE_DIR="")  # XLA writes no text of a program that was kept
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+    command = ["-m", "tests.precision_cases", str(folder)]
+    # XLA writes no text of a program that was kept.
+    lines = python(*command, JAX_COMPILATION_CACHE_DIR="").splitlines()
+    return {row["case"]: row for row in map(json.loads, lines)}
 
 
 @pytest.mark.long

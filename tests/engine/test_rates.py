@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -228,10 +226,7 @@ print(before, memory_peak([Device()]) - before, held.sum())
 @pytest.mark.long
 def test_the_memory_of_a_process_counts_what_it_holds_and_not_what_another_held():
     assert np.ones(2**26).sum() == 2**26  # 512 MiB, which are freed: a peak never falls
-    command = [sys.executable, "-c", IN_A_PROCESS]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=runs.LONG)
-    assert ended.returncode == 0, ended.stderr
-    before, grown = map(int, ended.stdout.split()[:2])
+    before, grown = map(int, runs.python("-c", IN_A_PROCESS).split()[:2])
     assert before < 2**29 and grown > 2**27
 
 

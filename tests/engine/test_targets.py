@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 import lockstep as ls
-from tests.runs import ROOT, environment
+from tests.runs import ROOT, python
 from trainer.__main__ import main
 from trainer.engine import targets
 from trainer.engine.targets import KINDS, Gpu, Target, parse
@@ -25,15 +24,8 @@ compilers = pytest.mark.skipif(
 
 def found(case: str) -> dict[str, Any]:
     """Runs a case in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.target_cases", case],
-        cwd=ROOT,
-        env=environment(JAX_COMPILATION_CACHE_DIR=""),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = python("-m", "tests.target_cases", case, JAX_COMPILATION_CACHE_DIR="")
+    return json.loads(printed.splitlines()[-1])
 
 
 # The devices of each are those that `jax.experimental.topologies` lists with libtpu 0.0.42.
@@ -148,10 +140,7 @@ def test_a_call_from_python_names_its_arguments() -> None:
 def test_other_commands_do_not_import_targets() -> None:
     code = "import sys; from trainer.cli import commands, options; options.parser()\n"
     code += "from trainer.engine import explanation; print('trainer.engine.targets' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
-    assert done.stdout == "False\n", done.stderr
+    assert python("-c", code) == "False\n"
 
 
 def test_what_describes_a_gpu_has_its_numbers() -> None:

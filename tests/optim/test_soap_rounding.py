@@ -6,8 +6,6 @@ part by 13 to 120% of the way that they went.
 """
 
 import os
-import subprocess
-import sys
 import textwrap
 from functools import cache
 
@@ -201,11 +199,4 @@ def test_batches_of_several_shapes_do_not_wait_for_each_other(code):
     # of them waited for each other in each of three attempts; so did those of 16 trials under vmap.
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("The number of cores of a process cannot be set on this system.")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=runs.LONG,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    runs.python("-c", code, OPENBLAS_NUM_THREADS="1")

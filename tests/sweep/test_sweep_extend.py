@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import chaos_hosts, chaos_sweep, short
-from tests.sweep.test_sweep_plan import (
-    GOOD,
-    GROWING,
-    METHOD,
-    RATE,
-    begin,
-    defined,
-    planned,
-)
+from tests.sweep.test_sweep_plan import GOOD, GROWING, METHOD, RATE, begin, defined, planned
 from trainer.__main__ import main
 from trainer.config import load
 from trainer.config.tree import same

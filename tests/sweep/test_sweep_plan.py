@@ -2,10 +2,7 @@
 
 import itertools
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,7 @@ from scipy.stats import qmc
 
 from tests import short
 from tests.config.test_configs import _example
-from tests.runs import ROOT
+from tests.runs import ROOT, python
 from trainer.__main__ import main
 from trainer.config import ConfigError, diff, dump, load
 from trainer.config.vocabulary import SWEEP
@@ -338,11 +335,7 @@ def test_the_hash_depends_on_what_the_files_say_and_on_nothing_else(folder, monk
     code += "from trainer.sweep.reading import read_sweep\n"
     code += "from trainer.sweep.plan import plan_sweep\n"
     code += "print(plan_sweep(read_sweep(load(['sweep.yaml'], language=SWEEP))).content_digest)"
-    environment = os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == digest, done.stderr
+    assert python("-c", code, cwd=folder, PYTHONHASHSEED="5").strip() == digest
 
 
 def test_a_selector_sets_what_such_a_binding_of_gin_sets(folder):

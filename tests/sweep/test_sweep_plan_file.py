@@ -12,15 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep_plan import (
-    GIN,
-    GOOD,
-    METHOD,
-    RATE,
-    ROOT,
-    defined,
-    planned,
-)
+from tests.runs import ROOT, python
+from tests.sweep.test_sweep_plan import GIN, GOOD, METHOD, RATE, defined, planned
 from trainer.config import load
 from trainer.config.tree import same
 from trainer.config.vocabulary import SWEEP
@@ -170,9 +163,7 @@ plan = find_programs(definition, plan_sweep(definition))
 write_plan(Path(sys.argv[1]), definition, plan)
 """
     for seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code, f"sweep{seed}"]
-        subprocess.run(command, cwd=folder, env=environment, check=True)
+        python("-c", code, f"sweep{seed}", cwd=folder, PYTHONHASHSEED=seed)
     assert content(folder / "sweep1") == content(folder / "sweep2")
     assert sorted(content(folder / "sweep1")) == [
         "arms/base.yaml",
@@ -187,14 +178,7 @@ def test_a_plan_is_read_without_jax(folder):
     code = "import sys; from pathlib import Path; from trainer.sweep.plan_file import read_plan\n"
     code += "plan = read_plan(Path('sweep')); [trial.config for trial in plan.trials]\n"
     code += "print(sorted({'jax', 'optax', 'scipy', 'flax'} & {*sys.modules}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "[]\n", done.stderr
+    assert python("-c", code, cwd=folder) == "[]\n"
 
 
 def test_the_same_plan_passes_and_is_not_written_again(folder):

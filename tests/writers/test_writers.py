@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import short
-from tests.runs import ROOT
+from tests.runs import ROOT, python
 from trainer import writers
 from trainer.config import ConfigError
 from trainer.writers import (
@@ -793,9 +793,7 @@ def test_importing_the_writers_does_not_import_their_libraries() -> None:
         heavy = {"jax", "rich", "tensorboardX", "clu", "tensorflow", "orbax"}
         print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert subprocess.run(command, capture_output=True, text=True, env=env).stdout == "[]\n"
+    assert python("-c", textwrap.dedent(code)) == "[]\n"
 
 
 def test_the_tensorboard_writer_does_not_import_torch(tmp_path):
@@ -806,4 +804,4 @@ def test_the_tensorboard_writer_does_not_import_torch(tmp_path):
         "w.write_scalars(1, {'a': 1.0}); w.write_texts(1, {'b': 'c'}); w.write_hparams({'d': 1}); "
         "w.close(); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    python("-c", code)
