@@ -105,27 +105,8 @@ FAULTS = (
     Fault(
         "gradients are clipped by the norm of each group instead of all groups",
         "optim/bound.py",
+        "            given = {path: clipped[path] for path in group_params}\n",
         """\
-        clipped = grads if self.clip_norm is None else clip(grads, self.clip_norm, step)
-        moves, groups, before = {}, {}, old.groups
-        if self.states is not None:  # `_stored` has rounded them
-            leaves = self.stored_leaves()
-            before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
-        for name, group_params in self.split(wide).items():
-            within = extra_arguments(extra, group_params, self.params)
-            if "value" in extra:
-                within["grad"] = {path: grads[path] for path in group_params}
-            given = {path: clipped[path] for path in group_params}
-""",
-        """\
-        moves, groups, before = {}, {}, old.groups
-        if self.states is not None:  # `_stored` has rounded them
-            leaves = self.stored_leaves()
-            before = {name: widen_leaves(x, leaves[name]) for name, x in before.items()}
-        for name, group_params in self.split(wide).items():
-            within = extra_arguments(extra, group_params, self.params)
-            if "value" in extra:
-                within["grad"] = {path: grads[path] for path in group_params}
             given = {path: grads[path] for path in group_params}
             if self.clip_norm is not None:
                 given = clip(given, self.clip_norm, step)
@@ -134,37 +115,22 @@ FAULTS = (
     Fault(
         "schedules are read one step ahead",
         "optim/bound.py",
-        """\
-        step = old.step
-        scales = self.layer_scales({**flatten(self.params), **wide})
-""",
-        """\
-        step = old.step + 1
-        scales = self.layer_scales({**flatten(self.params), **wide})
-""",
+        "        step = old.step\n",
+        "        step = old.step + 1\n",
         "49c652f",
     ),
     Fault(
         "the moments of bfloat16 parameters are kept in bfloat16",
         "optim/bound.py",
-        """\
-            for name, group_params in self.split(widen(trainable)).items():
-                group = self.groups[name]
-""",
-        """\
-            for name, group_params in self.split(trainable).items():
-                group = self.groups[name]
-""",
+        "            for name, group_params in self.split(widen(trainable)).items():\n",
+        "            for name, group_params in self.split(trainable).items():\n",
     ),
     Fault(
         "a group of optim.frozen() that was called counts in the norm",
         # In Python, frozen() may be called; in a config, it is not.
         "optim/groups.py",
-        """\
-        recipe = isinstance(self.optimizer, partial) and self.optimizer.func is frozen
-        return recipe or self.optimizer is _FROZEN
-""",
-        "        return isinstance(self.optimizer, partial) and self.optimizer.func is frozen\n",
+        "        return recipe or self.optimizer is _FROZEN\n",
+        "        return recipe\n",
         "dde8675",
     ),
     # optim/parts
@@ -195,24 +161,16 @@ FAULTS = (
         "a mistake in a block of YAML is named at the line after it",
         # A block ends where the next line begins.
         "trainer/config/yaml_reader.py",
-        """\
-        return self._source.below(bisect.bisect_left(self._ends, node.start_mark.index))
-""",
-        """\
-        return self._source.below(bisect.bisect_left(self._ends, node.end_mark.index))
-""",
+        "bisect.bisect_left(self._ends, node.start_mark.index)",
+        "bisect.bisect_left(self._ends, node.end_mark.index)",
         "63243d8",
     ),
     Fault(
         "a binding of an outer Gin scope overrides the inner one",
         # Of two bindings, the one that is read last holds.
         "trainer/config/gin_reader.py",
-        """\
-        for length in range(len(scope) + 1):
-            bound.update(""",
-        """\
-        for length in reversed(range(len(scope) + 1)):
-            bound.update(""",
+        "        for length in range(len(scope) + 1):\n",
+        "        for length in reversed(range(len(scope) + 1)):\n",
     ),
     # trainer/models
     Fault(
@@ -248,11 +206,8 @@ FAULTS = (
         "a shard of tokens that is overwritten while it is open goes unnoticed",
         # Its size and times are compared after each read.
         "trainer/data/shards.py",
-        """\
-        for index, file in files.items():
-            self._check(index, os.fstat(file.number))
-        for piece, content""",
-        "        for piece, content",
+        "            self._check(index, os.fstat(file.number))\n",
+        "            pass\n",
         "3657dfb",
     ),
     # trainer/losses.py
@@ -267,36 +222,22 @@ FAULTS = (
         "equal outputs count as correct in top_k_accuracy",
         # All outputs of a model that collapsed are equal.
         "trainer/metrics.py",
-        """\
-        not_before = jnp.arange(outputs.shape[-1], dtype=classes.dtype) >= classes
-        # Counting the outputs behind the label makes a row with NaN at its label wrong: comparisons
-        # with NaN are False.
-        behind = (outputs < at_label) | ((outputs == at_label) & not_before)
-""",
-        """\
-        # Counting the outputs behind the label makes a row with NaN at its label wrong: comparisons
-        # with NaN are False.
-        behind = outputs <= at_label
-""",
+        "        behind = (outputs < at_label) | ((outputs == at_label) & not_before)\n",
+        "        behind = outputs <= at_label\n",
     ),
     # trainer/engine
     Fault(
         "the moving average is of the trained parameters, not of those evaluated",
         # They differ in schedule-free optimizers and with a lookahead.
         "trainer/engine/step.py",
-        """\
-        decay, averaged = experiment.ema_decay, optimizer.eval_params(opt_state, params)
-""",
-        "        decay, averaged = experiment.ema_decay, params\n",
+        "experiment.ema_decay, optimizer.eval_params(opt_state, params)\n",
+        "experiment.ema_decay, params\n",
         "dde8675",
     ),
     Fault(
         "every step draws the same random numbers",
         "trainer/engine/step.py",
-        """\
-    # From 1 to 2**31: program.py folds in other numbers for the initial parameters.
-    key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)
-""",
+        '    key = jax.random.fold_in(jax.random.key(state.run_state["seed"]), state.step + 1)\n',
         '    key = jax.random.key(state.run_state["seed"])\n',
     ),
     Fault(
@@ -466,11 +407,8 @@ FAULTS = (
     Fault(
         "a line removed from the ledger is not found",
         "trainer/sweep/ledger.py",
-        """\
-        if content["before"] != head and not damage:
-            damage = f"what stood before line {number} was changed or removed"
-""",
-        "",
+        '        if content["before"] != head and not damage:\n',
+        "        if False:\n",
         "b9e665e",
     ),
     # trainer/report
@@ -483,26 +421,15 @@ FAULTS = (
     Fault(
         "runs on which the winners were selected are tested",
         "trainer/report/pairs.py",
-        """\
-    trials = {run.name for run in workload.trials}
-    again = any(run.name in trials and counts[run.arm] > 1 for run in workload.finals)
-    if again and workload.goal.report_on == workload.goal.select_on:
-        return (
-            "There is no test, because the compared runs are those on which the winners were"
-            " selected: `final: {seeds: 8}` runs the winners on fresh seeds."
-        )
-""",
-        "",
+        "    if again and workload.goal.report_on == workload.goal.select_on:\n",
+        "    if False:\n",
     ),
     # trainer/studies
     Fault(
         "a claim is verified with another ledger",
         "trainer/studies/claim.py",
-        """\
-    if made.ledger != claim.ledger:
-        yield "The ledger of the folder does not end as that of the claim: results came or went."
-""",
-        "",
+        "    if made.ledger != claim.ledger:\n",
+        "    if False:\n",
         "6921991",
     ),
     # trainer/cli
