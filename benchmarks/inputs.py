@@ -7,11 +7,9 @@ built into it, so that another learning rate would have to compile it again.
 """
 
 import argparse
-from collections.abc import Callable
-
-import jax
 
 from benchmarks.interleave import interleave, report
+from benchmarks.step import stepper
 from trainer import config
 from trainer.engine.program import Program, load_located
 from trainer.train import runtime
@@ -23,24 +21,6 @@ CASES = {
         ["model=!models.mlp {width: 240, depth: 3}", "data.batch_size=32", "data.crop=0"],
     ),
 }
-
-
-def stepper(program: Program, steps: int) -> Callable[[], None]:
-    """Returns a function that makes some steps and waits for them.
-
-    Args:
-        program: the program.
-        steps: the number of steps of a call.
-    """
-    batch = next(program.experiment.data.train(0, 0))
-    held = {"state": program.init()}
-
-    def run() -> None:
-        for _ in range(steps):
-            held["state"], metrics = program.step(held["state"], program.feed.to_devices(batch))
-        jax.block_until_ready(metrics)
-
-    return run
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import optax
 
 import optim
 from benchmarks.interleave import interleave, report
+from benchmarks.step import stepper
 from trainer import data, losses, models
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
@@ -76,27 +77,6 @@ def by_hand(experiment: Experiment, clip_norm: float | None) -> Callable[[int], 
     return steps
 
 
-def ours(experiment: Experiment) -> Callable[[int], None]:
-    """Builds the step of a run.
-
-    Args:
-        experiment: the experiment, with its policy `on_nonfinite`.
-
-    Returns:
-        A function that runs a given number of steps and waits for the last.
-    """
-    program = Program(experiment)
-    host = next(experiment.data.train(0, 0))
-    held = {"state": program.init()}
-
-    def steps(number: int) -> None:
-        for _ in range(number):
-            held["state"], metrics = program.step(held["state"], program.feed.to_devices(host))
-        jax.block_until_ready(metrics)
-
-    return steps
-
-
 def main() -> None:
     """Times each policy of `on_nonfinite` against the step by hand and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,7 +103,7 @@ def main() -> None:
         theirs = partial(by_hand(experiment, clip_norm), arguments.steps)
         for action in [arguments.only] if arguments.only else TARGETS:
             watched = dataclasses.replace(experiment, on_nonfinite=action)
-            mine = partial(ours(watched), arguments.steps)
+            mine = stepper(Program(watched), arguments.steps)
             for warm_up in (mine, theirs):
                 warm_up()
             seconds = interleave([mine, theirs], arguments.rounds)

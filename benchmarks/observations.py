@@ -15,11 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import optax
 
 import optim
 from benchmarks.interleave import interleave, report
+from benchmarks.step import stepper
 from experiments.parts.newton import newton
 from optim import parts
 from trainer import data, losses, models
@@ -52,14 +52,7 @@ def make_step(width: int, length: int, first: Any, after: Any) -> Callable[[], N
         save_every=1000,
         **intervals,
     )
-    program = Program(made)
-    held = {"state": program.init()}
-    batch = next(program.feed.batches(0))
-
-    def step() -> None:
-        held["state"], metrics = program.step(held["state"], program.feed.to_devices(batch))
-        jax.block_until_ready(metrics.arrays)
-
+    step = stepper(Program(made), 1)
     step()
     return step
 

@@ -7,14 +7,33 @@ in one process.
 """
 
 import argparse
+from collections.abc import Callable
 
 import jax
 
 from benchmarks import by_hand
 from benchmarks.interleave import interleave, report
 from trainer import config
-from trainer.engine.program import load_located
+from trainer.engine.program import Program, load_located
 from trainer.train import runtime
+
+
+def stepper(program: Program, steps: int) -> Callable[[], None]:
+    """Returns a function that makes some steps of a program and waits for them.
+
+    Args:
+        program: the program.
+        steps: the number of steps of a call.
+    """
+    batch = next(program.experiment.data.train(0, 0))
+    held = {"state": program.init()}
+
+    def run() -> None:
+        for _ in range(steps):
+            held["state"], metrics = program.step(held["state"], program.feed.to_devices(batch))
+        jax.block_until_ready(metrics)
+
+    return run
 
 
 def main() -> None:
@@ -38,12 +57,7 @@ def main() -> None:
         dict(experiment.data.element_spec), arguments.width, arguments.depth
     )
     hand = {"params": params, "opt_state": opt_state}
-    mine = {"state": program.init()}
-
-    def ours() -> None:
-        for _ in range(arguments.steps):
-            mine["state"], metrics = program.step(mine["state"], program.feed.to_devices(host))
-        jax.block_until_ready(metrics)
+    ours = stepper(program, arguments.steps)
 
     def theirs() -> None:
         for _ in range(arguments.steps):
