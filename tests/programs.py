@@ -6,8 +6,8 @@ Grams, AdEMAMix, ADOPT, LaProp, PSGD and Adam of modded-nanogpt were also run be
 own programs. The tests and the tables of `tests/references.py` share them.
 
 Unless said otherwise, a function takes the first parameters, the gradients [steps, *shape] and the
-hyperparameters, and returns the parameters after every step, [steps, *shape]. A learning rate is a
-number, or has one for each step.
+hyperparameters, and yields the parameters after every step. A learning rate is a number, or has one
+for each step.
 """
 
 from typing import Any
@@ -24,6 +24,15 @@ def steps_of(grads: Any, rate: Any) -> Any:
     return zip(range(1, len(grads) + 1), grads, rates, strict=True)
 
 
+def adam_steps(grads, rate, b1, b2, eps):
+    """Yields the gradient of each step, its learning rate and the direction of Adam."""
+    m = v = np.zeros_like(grads[0])
+    for t, g, lr in steps_of(grads, rate):
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        yield g, lr, m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+
 # ---- SOAP: Vyas et al. 2024, algorithm 3, and the order of events of the authors' program
 
 
@@ -31,7 +40,7 @@ def soap_by_the_paper(
     start, grads, rate, b1, b2, beta, eps, decay, every, bases: Any = None, after=False
 ):
     """The program of its authors decays the weight `after` its step, and not with it."""
-    w, seen = start.copy(), []
+    w = start.copy()
     m, v = np.zeros_like(w), np.zeros_like(w)
     left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
     for step, g, lr in steps_of(grads, rate):
@@ -59,15 +68,14 @@ def soap_by_the_paper(
                 for q, x, order in zip(bases, (left, right), orders, strict=True)
             ]
             m = bases[0].T @ m @ bases[1]
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- Shampoo: Shi et al. 2023, with eigendecompositions and Adam's grafting
 
 
 def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, sides="lr"):
-    w, seen = start.copy(), []
+    w = start.copy()
     m, v = np.zeros_like(w), np.zeros_like(w)
     left, right = np.zeros((len(w),) * 2), np.zeros((w.shape[1],) * 2)
     roots = [np.eye(len(w)), np.eye(w.shape[1])]
@@ -94,15 +102,14 @@ def shampoo_by_the_paper(start, grads, rate, b1, b2, eps, decay, every, begin, s
             direction = roots[0] @ mean @ roots[1]
             direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
         w = w - lr * (direction + decay * w)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- MARS: Yuan et al. 2024, algorithm 2 (MARS-AdamW), approximate
 
 
 def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
-    w, seen = start.copy(), []
+    w = start.copy()
     m, v, last = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
     for t, g, lr in steps_of(grads, rate):
         c = g + gamma * b1 / (1 - b1) * (g - last)
@@ -112,8 +119,7 @@ def mars_by_the_paper(start, grads, rate, b1, b2, gamma, eps, decay):
         v = b2 * v + (1 - b2) * c**2
         step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
         w, last = w - lr * (step + decay * w), g
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- Scion: Pethick et al. 2025, algorithms 1 and 2, with the norms of tables 2 and 4
@@ -138,27 +144,23 @@ def farthest_point(m, norm):
 
 
 def scion_by_the_paper(start, grads, rate, radius, alpha, norm, constrained):
-    w, m, seen = start.copy(), np.zeros_like(start), []
+    w, m = start.copy(), np.zeros_like(start)
     for _, g, lr in steps_of(grads, rate):
         m = (1 - alpha) * m + alpha * g
         vertex = -radius * farthest_point(m.T, norm).T
         w = (1 - lr) * w + lr * vertex if constrained else w + lr * vertex
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- Masks: Liang et al. 2024 and Cao et al. 2024
 
 
 def masked_adamw_by_the_paper(start, grads, rate, b1, b2, eps, decay, mask):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
-    for t, g, lr in steps_of(grads, rate):
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        u = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+    """The weight decay is a number, too, or has one for each step."""
+    w, decays = start.copy(), np.broadcast_to(decay, len(grads))
+    for (g, lr, u), decay in zip(adam_steps(grads, rate, b1, b2, eps), decays, strict=True):
         w = w - lr * decay * w - lr * mask(u, g)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 def cautious_mask(u, g):
@@ -177,47 +179,42 @@ def cautious_mask_of_lion(u, g):
 
 
 def cautious_lion(start, grads, rate, b1, b2, decay=0.0, mask=cautious_mask):
-    w, m, seen = start.copy(), np.zeros_like(start), []
+    w, m = start.copy(), np.zeros_like(start)
     for _, g, lr in steps_of(grads, rate):
         step = mask(np.sign(b1 * m + (1 - b1) * g), g)
         w = w - lr * decay * w - lr * step
         m = b2 * m + (1 - b2) * g
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- LAMB: You et al. 2020, algorithm 2, with corrected moments and phi(x) = x
 
 
 def lamb_by_the_paper(start, grads, rate, b1, b2, eps, decay):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
-    for t, g, lr in steps_of(grads, rate):
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * w
+    w = start.copy()
+    for _, lr, u in adam_steps(grads, rate, b1, b2, eps):
+        step = u + decay * w
         w = w - lr * np.linalg.norm(w) / np.linalg.norm(step) * step
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- LARS: You et al. 2017, algorithm 1: the learning rate is inside of the momentum
 
 
 def lars_by_the_paper(start, grads, rate, trust, momentum, decay):
-    w, m, seen = start.copy(), np.zeros_like(start), []
+    w, m = start.copy(), np.zeros_like(start)
     for _, g, lr in steps_of(grads, rate):
         local = trust * np.linalg.norm(w) / (np.linalg.norm(g) + decay * np.linalg.norm(w))
         m = momentum * m + lr * local * (g + decay * w)
         w = w - m
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- Adan: Xie et al. 2022, algorithm 1, with the decays of their program, 1 minus the paper's
 
 
 def adan_by_the_paper(start, grads, rate, b1, b2, b3, eps, decay):
-    w, m, v, n, seen = start.copy(), *(np.zeros_like(start) for _ in range(3)), []
+    w, m, v, n = start.copy(), *(np.zeros_like(start) for _ in range(3))
     last = grads[0]
     for t, g, lr in steps_of(grads, rate):
         change, last = g - last, g
@@ -226,43 +223,41 @@ def adan_by_the_paper(start, grads, rate, b1, b2, b3, eps, decay):
         n = b3 * n + (1 - b3) * (g + b2 * change) ** 2
         step = m / (1 - b1**t) + b2 * v / (1 - b2**t)
         w = (w - lr * step / (np.sqrt(n / (1 - b3**t)) + eps)) / (1 + lr * decay)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- ADOPT: Taniguchi et al. 2024, algorithm 2: the first gradient only begins the second moment
 
 
 def adopt_by_the_paper(start, grads, rate, b1, b2, eps):
-    w, m, v, seen = start.copy(), np.zeros_like(start), grads[0] ** 2, [start]
+    w, m, v = start.copy(), np.zeros_like(start), grads[0] ** 2
+    yield w
     rates = np.broadcast_to(rate, len(grads))
     for t, g, lr in steps_of(grads[1:], rates[1:]):
         clip = t**0.25
         m = b1 * m + (1 - b1) * np.clip(g / np.maximum(np.sqrt(v), eps), -clip, clip)
         w = w - lr * m
         v = b2 * v + (1 - b2) * g**2
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- Adam of modded-nanogpt's record 46 of the optimizer track: without correction of the bias
 
 
 def uncorrected_adam_of_modded_nanogpt(start, grads, rate, b1, b2, eps):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    w, m, v = start.copy(), np.zeros_like(start), np.zeros_like(start)
     for _, g, lr in steps_of(grads, rate):
         m = m + (1 - b1) * (g - m)
         v = v + (1 - b2) * (g**2 - v)
         w = w - lr * m / (np.sqrt(v) + eps)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- LaProp: Ziyin et al. 2020, their program: the learning rate is inside of the momentum
 
 
 def laprop_by_the_authors(start, grads, rate, b1, b2, eps):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
+    w, m, v = start.copy(), np.zeros_like(start), np.zeros_like(start)
     weight, real = 0.0, 0.0
     for _, g, lr in steps_of(grads, rate):
         v = b2 * v + (1 - b2) * g**2
@@ -270,15 +265,14 @@ def laprop_by_the_authors(start, grads, rate, b1, b2, eps):
         real = b2 * real + (1 - b2)
         m = b1 * m + (1 - b1) * lr * g / (np.sqrt(v / real) + eps)
         w = w - m / (weight / lr)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- AdEMAMix: Pagliardini et al. 2024, the authors' program for optax, whose steps begin at 0
 
 
 def ademamix_by_the_authors(start, grads, rate, b1, b2, b3, alpha, eps, decay, warm_up):
-    w, seen = start.copy(), []
+    w = start.copy()
     fast, slow, v = (np.zeros_like(start) for _ in range(3))
 
     def half_life(decay):
@@ -295,22 +289,17 @@ def ademamix_by_the_authors(start, grads, rate, b1, b2, b3, alpha, eps, decay, w
         v = b2 * v + (1 - b2) * g**2
         step = (fast / (1 - b1**t) + mix * slow) / (np.sqrt(v / (1 - b2**t)) + eps)
         w = w - lr * (step + decay * w)
-        seen.append(w)
-    return np.stack(seen)
+        yield w
 
 
 # ---- AdamC: Defazio 2025, algorithm 2, for a weight that a normalization follows
 
 
 def adamc_by_the_paper(start, grads, rate, b1, b2, eps, decay):
-    w, m, v, seen = start.copy(), np.zeros_like(start), np.zeros_like(start), []
-    for t, g, lr in steps_of(grads, rate):
-        m = b1 * m + (1 - b1) * g
-        v = b2 * v + (1 - b2) * g**2
-        step = m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-        w = w - lr * (step + decay * lr / np.max(rate) * w)
-        seen.append(w)
-    return np.stack(seen)
+    w = start.copy()
+    for _, lr, u in adam_steps(grads, rate, b1, b2, eps):
+        w = w - lr * (u + decay * lr / np.max(rate) * w)
+        yield w
 
 
 # ---- PSGD-Kron with Hyperball, of modded-nanogpt's optimizer track, on matrices [outputs, inputs]
@@ -360,7 +349,7 @@ def psgd_by_modded_nanogpt(start, grads, rate, draws, **options):
     return seen
 
 
-# ---- Muon and Scion on torch's layouts: they return the updates of every step
+# ---- Muon and Scion on torch's layouts: they yield the updates of every step
 
 
 def newton_schulz(g):
@@ -375,24 +364,22 @@ def newton_schulz(g):
 
 def keller_jordan(grads, momentum=0.95, rate=0.02):
     """Muon's update of torch parameters: [out, in], or [out, in, height, width]."""
-    m, seen = np.zeros_like(grads[0]), []
+    m = np.zeros_like(grads[0])
     for _, g, lr in steps_of(grads, rate):
         m = momentum * m + (1 - momentum) * g
         update = (1 - momentum) * g + momentum * m
         update = newton_schulz(update.reshape(len(update), -1)).reshape(g.shape)
-        seen.append(-lr * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update)
-    return seen
+        yield -lr * max(1, g.shape[-2] / g.shape[-1]) ** 0.5 * update
 
 
 def spectral_conv(grads, momentum=0.1, rate=0.02, scale=3.0):
     """Unconstrained Scion with the norm SpectralConv, [out, in, k] or [out, in, k, k]."""
-    m, seen = np.zeros_like(grads[0]), []
+    m = np.zeros_like(grads[0])
     for _, g, lr in steps_of(grads, rate):
         m = (1 - momentum) * m + momentum * g
         update = newton_schulz(m.reshape(len(m), -1)).reshape(g.shape)
         positions = g.shape[2] ** (g.ndim - 2)
-        seen.append(-lr * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update)
-    return seen
+        yield -lr * scale * (g.shape[0] / g.shape[1]) ** 0.5 / positions * update
 
 
 def to_flax(x):
