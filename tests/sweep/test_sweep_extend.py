@@ -419,7 +419,7 @@ def test_the_sweep_and_its_folder_are_asked_for(folder, capsys):
     (folder / "sweep.yaml").write_text(GOOD)
     assert main(["sweep", "extend", str(folder), f"--config={folder / 'sweep.yaml'}"]) == 2
     assert "is not the folder of a sweep, because it has no plan.json" in capsys.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == ["base.yaml", "sweep.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["base.gin", "base.yaml", "sweep.yaml"]
     for words, part in (
         (
             ["sweep", "--set=trials=2", "extend", "x"],
