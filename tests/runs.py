@@ -122,6 +122,20 @@ def swept(folder: Path, base: str, text: str, *words: str) -> Path:
     return workdir
 
 
+def printed(capsys: Any, *words: object) -> str:
+    """Runs a command that ends with exit code 0 in this process; returns what it printed."""
+    capsys.readouterr()
+    assert main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: Any, *words: object) -> str:
+    """Runs a command that is a mistake; returns what it printed on standard error."""
+    capsys.readouterr()
+    assert main([*map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
 def start_two(
     options: Sequence[str], folder: Path, mistake: Sequence[str] = ()
 ) -> list[subprocess.Popen[bytes]]:

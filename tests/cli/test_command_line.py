@@ -412,10 +412,8 @@ def test_an_unknown_choice_gets_the_nearest_one_as_a_hint(tmp_path, capsys):
 
 
 def test_a_directory_or_an_empty_path_as_config_is_refused(tmp_path, capsys):
-    assert main([f"--gin_file={tmp_path}"]) == 2
-    assert "directory" in capsys.readouterr().err
-    assert main([f"--gin_file={tmp_path}/gone.gin"]) == 2
-    assert "gone.gin" in capsys.readouterr().err
+    assert "directory" in runs.refused(capsys, f"--gin_file={tmp_path}")
+    assert "gone.gin" in runs.refused(capsys, f"--gin_file={tmp_path}/gone.gin")
 
 
 @pytest.mark.long
@@ -464,8 +462,7 @@ def test_a_workdir_that_cannot_be_created_is_an_error(tmp_path, capsys):
 def test_a_workdir_that_holds_other_things_is_refused_and_left_alone(tmp_path, capsys):
     config = tmp_path / "config.gin"
     config.write_text(GOOD)
-    assert main([f"--gin_file={config}", f"--workdir={tmp_path}"]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, f"--gin_file={config}", f"--workdir={tmp_path}")
     assert (
         f"error: The workdir {tmp_path} is not the folder of a run: it holds config.gin, " in said
     )
@@ -773,8 +770,7 @@ def test_a_file_that_cannot_be_plotted_is_an_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text(text)
-    assert main(["plot", "run", *options]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "plot", "run", *options)
     assert words in said and "Errno" not in said and len(said.splitlines()) <= 8
 
 
@@ -845,8 +841,7 @@ def test_the_config_of_a_run_says_which_packages_it_needs(tmp_path, capsys):
     assert (done.returncode, done.stdout.decode()) == (0, rest)
     capsys.readouterr()
     two = ["--set", "loss=!other_lab.loss {}"]
-    assert main(["config", f"--config={workdir}/config.yaml", *two]) == 2
-    said = capsys.readouterr().err.strip()
+    said = runs.refused(capsys, "config", f"--config={workdir}/config.yaml", *two).strip()
     both = "(from Python: vocabulary=['unruly', 'other_lab'])."
     assert f"add --vocabulary=unruly,other_lab to the command {both}" in said
     shutil.rmtree(workdir)

@@ -10,7 +10,7 @@ import pytest
 
 import optim
 from optim import parts
-from tests import laws_table, short
+from tests import laws_table, runs, short
 from tests.laws_table import NOT_ROWS, ROWS
 from trainer.__main__ import main
 from trainer.cli import optimizer_facts, optimizer_families
@@ -274,8 +274,7 @@ def test_a_space_of_ours_is_a_decade_around_its_point():
 
 @pytest.mark.long
 def test_the_list_has_every_optimizer_and_part(capsys):
-    assert main(["optimizers"]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers")
     rows = {line.split()[0]: line.split() for line in text.split("\n") if line.startswith("  ")}
     assert set(LISTED) <= set(rows)
     assert rows["optax.adamw"][1:3] == ["8", "17"]
@@ -285,8 +284,7 @@ def test_the_list_has_every_optimizer_and_part(capsys):
 
 
 def test_a_page_has_what_a_user_needs(capsys):
-    assert main(["optimizers", "muon"]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", "muon")
     assert text.startswith("optim.muon: Updates matrices along their orthogonalized momentum")
     for words in (
         "Of the same name: optax.contrib.muon.",
@@ -305,16 +303,14 @@ def test_a_page_has_what_a_user_needs(capsys):
 
 
 def test_a_float_that_sets_the_first_state_follows_no_schedule(capsys):
-    assert main(["optimizers", "optax.contrib.prodigy"]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", "optax.contrib.prodigy")
     assert "estim_lr0: default 1.0e-06; a float, for a sweep; no schedule" in text
     assert "learning_rate: default 1.0; a float, for a sweep or a schedule" in text
     assert "ours: none is published" in text
 
 
 def test_a_default_that_is_an_object_is_named(capsys):
-    assert main(["optimizers", "sophia"]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", "sophia")
     assert "hessian_diagonal_fn: default GradientTransformationExtraArgs\n" in text
     assert " at 0x" not in text
     assert "Needs: derivatives of the loss (obj_fn), which Lockstep passes on." in text
@@ -322,8 +318,7 @@ def test_a_default_that_is_an_object_is_named(capsys):
 
 @pytest.mark.parametrize("name", [name for name in tabled() if name not in PASTED])
 def test_a_piece_without_a_config_has_a_page(name, capsys):
-    assert main(["optimizers", name]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", name)
     assert text.startswith(f"{name}: ") and "There is no config to paste" in text
 
 
@@ -353,8 +348,7 @@ def test_short_names_are_found(given, found):
     ],
 )
 def test_an_unknown_name_is_a_mistake_with_advice(given, words, capsys):
-    assert main(["optimizers", given]) == 2
-    error = capsys.readouterr().err
+    error = runs.refused(capsys, "optimizers", given)
     assert words in error and "python -m trainer optimizers lists all" in error
     assert "Traceback" not in error and error.count("\n") <= 3
 
@@ -392,8 +386,7 @@ def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     (tmp_path / "lab_of_optimizers.py").write_text(LAB)
     monkeypatch.syspath_prepend(str(tmp_path))
     option = "--vocabulary=lab_of_optimizers"
-    assert main(["optimizers", "halved", option]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", "halved", option)
     assert "W <- W - share * learning_rate * G" in text
     assert "FLOPs: 3 " in text or "FLOPs: 2 " in text
     assert "optimizer: !lab_of_optimizers.halved" in text
@@ -402,13 +395,11 @@ def test_a_function_of_a_package_of_the_user(tmp_path, monkeypatch, capsys):
     assert main(["optimizers", "unannotated", option]) == 0
     (tmp_path / "lab_of_modules").mkdir()
     (tmp_path / "lab_of_modules" / "__init__.py").write_text("")
-    assert main(["optimizers", option, "--vocabulary=lab_of_modules"]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", option, "--vocabulary=lab_of_modules")
     assert "lab_of_optimizers.halved" in text and "lab_of_optimizers.chosen" in text
     assert "no such rate" in text
     assert "none at its top level; lab_of_modules.MODULE.NAME is" in text
-    assert main(["optimizers", "broken", option]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", "broken", option)
     assert "There is no config to paste" in text and "no such rate" in text
 
 

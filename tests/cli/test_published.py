@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import optim
-from tests import short
+from tests import runs, short
 from tests.cli.test_optimizers import pasted
 from tests.runs import ROOT
 from trainer.__main__ import main
@@ -127,8 +127,7 @@ def published_only(name: str) -> bool:
 
 @pytest.mark.parametrize("given", ["normuon", "NORMUON", "Nor-Muon", "nor_muon"])
 def test_case_and_punctuation_do_not_matter(given, capsys):
-    assert main(["optimizers", given]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "optimizers", given)
     assert "row 'normuon.py of zichongli5/NorMuon at d45c9a42' of" in " ".join(text.split())
     assert text.startswith("NorMuon: Muon whose updates are divided")
     for words in (
@@ -142,15 +141,13 @@ def test_case_and_punctuation_do_not_matter(given, capsys):
 
 
 def test_what_is_missing_says_why(capsys):
-    assert main(["optimizers", "circuit muon"]) == 2
-    error = " ".join(capsys.readouterr().err.split())
+    error = " ".join(runs.refused(capsys, "optimizers", "circuit muon").split())
     assert error.startswith("error: Circuit-Muon (result 41 of modded")
     assert "no part that couples values" in error
 
 
 def test_a_near_name_is_suggested(capsys):
-    assert main(["optimizers", "normuno"]) == 2
-    assert "Did you mean 'NorMuon'?" in capsys.readouterr().err
+    assert "Did you mean 'NorMuon'?" in runs.refused(capsys, "optimizers", "normuno")
 
 
 def test_the_list_has_a_section_of_them():

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optim
-from tests import short
+from tests import runs, short
 from tests.runs import CONFIGS as FILES
 from tests.runs import ELSEWHERE, lines, options, train, write_config
 from tests.sweep.test_sweep import folders, sweep, write_sweep
@@ -90,8 +90,7 @@ def test_a_run_of_the_full_config_has_the_same_rows(tmp_path, capsys):
     assert lines(tmp_path / "two") == lines(tmp_path / "run")
     capsys.readouterr()
     given = [each for each in options(config, tmp_path) if "--workdir" not in each]
-    assert main(["config", "--full", *given]) == 0
-    assert capsys.readouterr().out == full.read_text()
+    assert runs.printed(capsys, "config", "--full", *given) == full.read_text()
     assert "precision: float32\n" in full.read_text()
     assert "eps_root: 0.0\n" in full.read_text()
 

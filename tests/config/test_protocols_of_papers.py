@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from optim.paths import flatten
+from tests import runs
 from tests.runs import ROOT
 from trainer import config as configs
-from trainer.__main__ import main
 from trainer.config.vocabulary import SWEEP
 from trainer.engine.experiment import Experiment, build_experiment
 from trainer.sweep.reading import read_sweep
@@ -134,8 +134,7 @@ def test_kernels_and_embedding_start_with_the_deviations_of_the_sources():
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["epfl_124m.yaml", *FANTASTIC])
 def test_a_protocol_is_explained_where_its_data_are_absent(name, capsys):
-    assert main(["explain", f"--config={CONFIGS / name}"]) == 0
-    shown = capsys.readouterr().out
+    shown = runs.printed(capsys, "explain", f"--config={CONFIGS / name}")
     tokens = 16_777_216_000 if "epfl" in name else 20 * FANTASTIC[name][0]
     assert f"{tokens:,} tokens in all" in shown and "whose data are not on this machine" in shown
 
@@ -173,5 +172,4 @@ def test_the_searches_of_a_protocol_are_planned(
         (tmp_path / f"{split}.bin").write_bytes(header.tobytes() + tokens.tobytes())
     file = ROOT / "experiments" / study / "sweep.yaml"
     options = [f"--config={file}", "--set", f"set={{{', '.join(sets)}}}", *more]
-    assert main(["sweep", "--check", *options]) == 0
-    assert said in capsys.readouterr().out
+    assert said in runs.printed(capsys, "sweep", "--check", *options)

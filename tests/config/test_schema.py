@@ -79,8 +79,7 @@ def mistakes(validator: Any, text: str) -> list[str]:
 
 @pytest.mark.long
 def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"]) == 0
-    printed = capsys.readouterr().out
+    printed = runs.printed(capsys, "schema")
     jsonschema.Draft202012Validator.check_schema(json.loads(printed))
     same = printed == FILE.read_text()
     assert same, "Run `python -m tests.reference_pages`, which writes it."
@@ -107,8 +106,7 @@ def test_a_config_that_lockstep_writes_is_valid(
     file: Path, option: list[str], validator: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also those that were written in Gin, and every default."""
-    assert main(["config", f"--config={file}", *option]) == 0
-    assert mistakes(validator, capsys.readouterr().out) == []
+    assert mistakes(validator, runs.printed(capsys, "config", f"--config={file}", *option)) == []
 
 
 RUN = """
@@ -225,8 +223,7 @@ def test_a_mistake_that_lockstep_refuses_is_refused(
     (tmp_path / "wrong.yaml").write_text(text)
     options = [f"--config={tmp_path / 'wrong.yaml'}"]
     command = ["sweep", "--check"] if "base" in text else ["explain"]
-    assert main([*command, *options]) == 2
-    assert "error: " in capsys.readouterr().err
+    assert "error: " in runs.refused(capsys, *command, *options)
 
 
 def test_the_functions_of_a_users_package_are_known(
@@ -237,8 +234,7 @@ def test_the_functions_of_a_users_package_are_known(
     validator = jsonschema.Draft202012Validator(made)
     names = [name for name in made["$defs"] if name.startswith("my_lab.")]
     assert names
-    assert main(["schema", "--custom_tags", "--vocabulary=my_lab.nets"]) == 0
-    tags = json.loads(capsys.readouterr().out)
+    tags = json.loads(runs.printed(capsys, "schema", "--custom_tags", "--vocabulary=my_lab.nets"))
     for name in names:
         if name.startswith("my_lab.nets"):
             assert f"!{name} mapping" in tags
@@ -256,8 +252,7 @@ def test_a_package_that_does_not_exist_is_a_mistake(capsys: pytest.CaptureFixtur
 def test_the_list_of_tags_has_those_of_every_shipped_config(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["schema", "--custom_tags"]) == 0
-    tags = json.loads(capsys.readouterr().out)
+    tags = json.loads(runs.printed(capsys, "schema", "--custom_tags"))
     lines = [line for file in CONFIGS for line in file.read_text().splitlines()]
     used = {tag for line in lines for tag in re.findall(r"(?<=\s)![\w.:]+", line.split(" #")[0])}
     assert len(used) > 20

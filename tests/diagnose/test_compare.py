@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests import runs
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.diagnose.compare import (
@@ -43,13 +44,11 @@ def write(folder, name, text=BASE) -> str:
 
 
 def compared(capsys, *options) -> str:
-    assert main(["compare", *map(str, options)]) == 0
-    return capsys.readouterr().out
+    return runs.printed(capsys, "compare", *options)
 
 
 def refused(capsys, *options) -> str:
-    assert main(["compare", *map(str, options)]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "compare", *options)
     assert len(said.splitlines()) <= 8
     return said
 

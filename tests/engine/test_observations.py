@@ -14,12 +14,11 @@ import optim
 from optim import parts
 from optim.parts.base import Part
 from optim.paths import flatten
-from tests import short
+from tests import runs, short
 from tests.models import test_gpt
 from tests.models.test_gpt import apart, numpy_gpt, small, start, text
 from tests.models.test_gpt import linear as numpy_linear
 from trainer import losses, models
-from trainer.__main__ import main
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program
 
@@ -257,8 +256,7 @@ optimizer: !optim.optimizer
 def test_a_model_or_a_group_without_logits_is_refused(edits, said, tmp_path, capsys):
     (tmp_path / "clip.yaml").write_text(CONFIG)
     words = [f"--config={tmp_path / 'clip.yaml'}", *(f"--set={edit}" for edit in edits)]
-    assert main(["explain", *words]) == 2
-    error = capsys.readouterr().err
+    error = runs.refused(capsys, "explain", *words)
     assert said in error and "qk_clip" in error and "Traceback" not in error
 
 
@@ -269,8 +267,7 @@ def test_a_shadow_has_the_observations_that_either_reads(read_by, tmp_path, caps
     for name, config in (("own", own), ("other", other)):
         (tmp_path / f"{name}.yaml").write_text(config)
     words = [f"--config={tmp_path / 'own.yaml'}", f"--shadow={tmp_path / 'other.yaml'}"]
-    assert main(["shadow", *words, "--steps=4"]) == 0
-    assert "matrices" in capsys.readouterr().out
+    assert "matrices" in runs.printed(capsys, "shadow", *words, "--steps=4")
 
 
 def test_maximize_does_not_turn_observations_around():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import runs
 from tests.runs import ROOT
 from trainer import config as configs
 from trainer import data
@@ -105,8 +106,7 @@ def test_another_command_refuses_before_it_makes_a_folder(
 ):
     before = sorted(lab.parent.iterdir())
     options = ["--vocabulary=absent_lab", "--set", "data=!absent_lab.absent {}"]
-    assert main([*command, f"--config={lab}", *options]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, *command, f"--config={lab}", *options)
     assert re.search(r"Copy the points to this machine \(\S*absent_lab\.py:20\)\n", said), said
     assert set(lab.parent.iterdir()) - set(before) <= {lab.parent / "__pycache__"}
 
@@ -186,8 +186,7 @@ def test_explain_compile_prints_the_memory_of_a_step_and_runs_nothing(
     sets = ["data=!absent_lab.absent {}", f"steps_per_call={steps_per_call}", "model.width=5_000"]
     options = [word for each in sets for word in ("--set", each)]
     options += ["--vocabulary=absent_lab", "--compile"]
-    assert main(["explain", f"--config={lab}", *options]) == 0
-    said = capsys.readouterr().out.splitlines()[-2:]
+    said = runs.printed(capsys, "explain", f"--config={lab}", *options).splitlines()[-2:]
     what = "A step" if steps_per_call == 1 else "A block of 4 steps"
     assert said[0].startswith(f"{what} was compiled for 1 cpu in ")
     # The parameters, their two moments and the counter of AdamW, and the batches.

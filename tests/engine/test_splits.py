@@ -89,8 +89,7 @@ def test_a_validation_split_that_cannot_be_cut_is_refused(tmp_path, capfd, share
     path = tmp_path / "mine.yaml"
     path.write_text(DIGITS)
     options = [f"--config={path}", f"--workdir={tmp_path / 'run'}", "--set=data.batch_size=8"]
-    assert main([*options, f"--set=data.validation={share}"]) == 2
-    said = capfd.readouterr().err
+    said = runs.refused(capfd, *options, f"--set=data.validation={share}")
     cut = 0 < share < 1
     words = "Both need at least 1" if cut else "a share of the training examples between 0 and 1"
     assert words in said and "data.digits" in said and "Traceback" not in said
@@ -169,8 +168,7 @@ def test_a_best_checkpoint_that_the_test_split_chooses_is_a_warning(
     )
     run = trained("chosen", *sets)
     at_start = " ".join(capfd.readouterr().err.split())
-    assert main(["explain", f"--config={run / 'config.yaml'}"]) == 0
-    explained = " ".join(capfd.readouterr().out.split())
+    explained = " ".join(runs.printed(capfd, "explain", f"--config={run / 'config.yaml'}").split())
     kept = " ".join((run / "plan.txt").read_text().split())
     assert [said in text for text in (at_start, explained, kept)] == [warned] * 3
 

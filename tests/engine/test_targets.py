@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import lockstep as ls
+from tests import runs
 from tests.runs import ROOT, python
 from trainer.__main__ import main
 from trainer.engine import targets
@@ -118,8 +119,7 @@ def test_compilers_that_are_missing_or_of_another_jax_are_named_with_the_command
     ],
 )
 def test_options_that_say_the_same_are_refused(options: list[str], said: str, capsys: Any) -> None:
-    assert main(["explain", "--config=lockstep:muon_vit.yaml", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert said in runs.refused(capsys, "explain", "--config=lockstep:muon_vit.yaml", *options)
 
 
 @pytest.mark.parametrize("options", [[], ["--check"], ["--dry_run", "--target=list"]])

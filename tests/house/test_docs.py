@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import reference_pages, short
+from tests import reference_pages, runs, short
 from tests.runs import ROOT
 from trainer import config as configs
 from trainer.__main__ import main
@@ -85,8 +85,7 @@ def test_the_blocks_of_the_readme_run_and_it_shows_what_its_first_commands_print
     assert f"```yaml\n{Path('first/run.yaml').read_text()}```" in text
     assert console(text, "cat muon/sweep.yaml") == Path("muon/sweep.yaml").read_text().splitlines()
     wrong = next(x for x in text.splitlines() if "learning_rat=" in x and x.startswith("$ "))
-    assert main(wrong.removeprefix(f"$ {prefix}").split()) == 2
-    assert capsys.readouterr().err.strip() in text
+    assert runs.refused(capsys, *wrong.removeprefix(f"$ {prefix}").split()).strip() in text
 
 
 @pytest.mark.long
@@ -137,12 +136,10 @@ def test_the_first_parts_of_these_pages_show_what_their_commands_print(
     Path("sweep.yaml").write_text(sweep.text)
     assert main(["new", "run", "mlp", "--on=digits"]) == 0
     command = "sweep --config=sweep.yaml --workdir=sweeps/lion"
-    assert main(command.split()) == 0
-    printed = capsys.readouterr().out
+    printed = runs.printed(capsys, *command.split())
     for line in console(pages["sweeps"], f"python -m trainer {command}"):
         assert_alike(line, next(x for x in printed.splitlines() if x.startswith(line[:13])))
-    assert main(["report", "sweeps/lion"]) == 0
-    verdict = capsys.readouterr().out
+    verdict = runs.printed(capsys, "report", "sweeps/lion")
     for name in ("reports", "statistics"):
         shown = console(pages[name], "python -m trainer report sweeps/lion")
         assert_alike(" ".join(x for x in shown if "index.html" not in x).strip(), verdict)

@@ -20,8 +20,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests import runs
 from tests.runs import ROOT
-from trainer.__main__ import main
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -316,8 +316,7 @@ def test_in_an_editable_install_a_package_of_the_users_called_trainer_is_named(
         "trainer", file, submodule_search_locations=[str(file.parent)]
     )
     monkeypatch.setitem(sys.modules, "trainer", theirs)
-    assert main(["config"]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "config")
     assert said.startswith(f"error: The folder {str(file.parent)!r} shadows Lockstep's own package")
 
 

@@ -129,8 +129,7 @@ def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_nam
     work = ["sweep", "work", str(sweep), "--vocabulary=unruly"]
     capsys.readouterr()
     for words in (extend, [*extend, "--dry_run"], work):
-        assert main(words) == 2
-        said = capsys.readouterr().err
+        said = runs.refused(capsys, *words)
         assert f"error: {plan} names unruly_bomb" in said and "--vocabulary=unruly_bomb" in said
     for words in (["sweep", "status"], ["sweep", "show"], ["report"], ["plot"]):
         main([*words, str(sweep), *["base/0"] * (words[-1] == "show")])

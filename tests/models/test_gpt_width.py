@@ -12,10 +12,9 @@ import optax
 import pytest
 
 import optim
-from tests import short
+from tests import runs, short
 from tests.laws_table import ROWS
 from trainer import models
-from trainer.__main__ import main
 from trainer.engine.width import divisor, width_warnings
 from trainer.models.attention import CausalAttention
 from trainer.models.layers import Mlp
@@ -220,11 +219,9 @@ def test_a_learning_rate_that_begins_at_zero_is_no_size_of_updates():
 def test_the_plan_shows_the_divided_learning_rate(capsys: Any):
     command = ["explain", "--config=configs/adamw_gpt.gin", "--set", "model.width=256", "--set"]
     command += ["model.base_width=64"]
-    assert main(command) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *command)
     assert "warning: In group 'matrices', optax.adamw updates blocks/attn/out/kernel" in told
-    assert main([*command, "--set", "optimizer.groups.matrices.width_scaling=4"]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *command, "--set", "optimizer.groups.matrices.width_scaling=4")
     assert "warning" not in told and "optimizer.groups.matrices: width_scaling 4" in told
     assert "learning_rate: peak 0.000495 at" in told  # 1.98e-3 / 4
 

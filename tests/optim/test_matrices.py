@@ -19,7 +19,7 @@ from optim.muon import muon
 from optim.scion import scion
 from optim.shampoo import shampoo
 from optim.soap import soap
-from tests import short
+from tests import runs, short
 from tests.programs import keller_jordan, spectral_conv, to_flax
 from trainer.__main__ import main
 from trainer.config import ConfigError
@@ -414,20 +414,17 @@ def test_explain_warns_until_the_config_specifies_the_matrices(tmp_path, capsys)
         GIN + "optim.muon.matrices = {'.*/conv/kernel': 'height width in out -> (height width in)"
         " out'}\n"
     )
-    assert main(["explain", f"--gin_file={tmp_path / 'a.gin'}"]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, "explain", f"--gin_file={tmp_path / 'a.gin'}")
     assert told.count("warning: ") == 1 and "block_0/conv/kernel [3x3x1x4] (and 1 like it)" in told
     assert "matrices={'block_0/conv/kernel': 'conv'}" in told
     assert "9 of 1x4" in told and "9 of 4x8" in told
-    assert main(["explain", f"--gin_file={tmp_path / 'b.gin'}"]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, "explain", f"--gin_file={tmp_path / 'b.gin'}")
     assert "warning" not in told
     assert "optim.muon works on 1 matrix of 9x4, 1 of 36x8 (inputs by outputs)" in told
     # The resolved config is YAML, and loads again.
     assert main(["config", f"--gin_file={tmp_path / 'b.gin'}"]) == 0
     (tmp_path / "c.yaml").write_text(capsys.readouterr().out)
-    assert main(["explain", f"--config={tmp_path / 'c.yaml'}"]) == 0
-    assert capsys.readouterr().out == told
+    assert runs.printed(capsys, "explain", f"--config={tmp_path / 'c.yaml'}") == told
 
 
 def test_a_wrong_spec_in_a_config_is_reported_with_file_and_line(tmp_path, capsys):
@@ -438,8 +435,7 @@ def test_a_wrong_spec_in_a_config_is_reported_with_file_and_line(tmp_path, capsy
         ("optim.muon.coefficients = 'jordan'", "Did you mean 'ns_coefficients'"),
     ]:
         (tmp_path / "a.gin").write_text(GIN + line + "\n")
-        assert main(["explain", f"--gin_file={tmp_path / 'a.gin'}"]) == 2
-        said = capsys.readouterr().err
+        said = runs.refused(capsys, "explain", f"--gin_file={tmp_path / 'a.gin'}")
         assert words in said and "a.gin:" in said and said.count("\n") <= 3, said
 
 

@@ -184,9 +184,7 @@ def extension(folder: Path, capsys, sweep: str, *sets: str) -> str:
     """Returns what `sweep extend --dry_run` prints about the sweep in `runs`."""
     (folder / "sweep.yaml").write_text(sweep)
     command = ["sweep", "extend", str(folder / "runs"), f"--config={folder / 'sweep.yaml'}"]
-    capsys.readouterr()
-    assert main([*command, "--dry_run", *(f"--set={each}" for each in sets)]) == 0
-    return capsys.readouterr().out
+    return runs.printed(capsys, *command, "--dry_run", *(f"--set={each}" for each in sets))
 
 
 @pytest.mark.long

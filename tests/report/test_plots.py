@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
+from tests import runs
 from trainer.__main__ import main
 from trainer.report.figures.svg import style
 from trainer.report.plots import (
@@ -299,13 +300,11 @@ def write_run(folder, seed=None, rate=0.1, rows=((1, 3.0), (2, 2.0), (3, 1.0))) 
 
 
 def plotted(capsys, *options) -> str:
-    assert main(["plot", "--metric=loss", *options]) == 0
-    return capsys.readouterr().out
+    return runs.printed(capsys, "plot", "--metric=loss", *options)
 
 
 def refused(capsys, *options) -> str:
-    assert main(["plot", "--metric=loss", *options]) == 2
-    return capsys.readouterr().err
+    return runs.refused(capsys, "plot", "--metric=loss", *options)
 
 
 def test_runs_that_differ_in_their_seeds_only_are_drawn_as_one(tmp_path, capsys) -> None:

@@ -260,8 +260,7 @@ def test_winners_of_the_test_split_are_said_to_be_so(tmp_path, capsys):
     text = SWEEP.replace("target: 0.2", "select_on: test").replace("s: 3", "s: 2")
     (tmp_path / "sweep.yaml").write_text(text)
     file = f"--config={tmp_path / 'sweep.yaml'}"
-    assert main(["sweep", file, "--check"]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "sweep", file, "--check")
     assert "warning (adamw, sgd): The goal has select_on: test, so that values of winners" in said
     assert runs.sweep(file, f"--workdir={tmp_path / 'sweep'}") == 0
     capsys.readouterr()

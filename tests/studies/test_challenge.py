@@ -96,8 +96,7 @@ def test_the_verdict_is_computed_from_the_rows(race):
 
 
 def test_the_command_says_what_an_entry_reaches(race, capsys):
-    assert main(["challenge", "check", str(race / "entries/0002_fast")]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "challenge", "check", str(race / "entries/0002_fast"))
     step = _checked(race / "entries/0002_fast").steps
     assert f"It has reached loss 2.2 after {step} steps: the mean of 4 runs is" in said
     assert "nothing was computed again" in said
@@ -367,19 +366,15 @@ def test_rules_that_cannot_be(race, tmp_path, edit, why):
 def test_an_entry_needs_its_text(race, tmp_path, capsys, text, why):
     folder = shutil.copytree(race, tmp_path / "race") / "entries/0002_fast"
     (folder / "entry.yaml").write_text(text)
-    capsys.readouterr()
-    assert main(["challenge", "check", str(folder)]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "challenge", "check", str(folder))
     assert why in said and "Traceback" not in said
 
 
 def test_folders_that_are_no_challenge(race, tmp_path, capsys):
-    assert main(["challenge", "table", str(tmp_path)]) == 2
-    assert "has no challenge.yaml" in capsys.readouterr().err
+    assert "has no challenge.yaml" in runs.refused(capsys, "challenge", "table", str(tmp_path))
     shutil.copy(race / "baseline.yaml", tmp_path)
     (tmp_path / "challenge.yaml").write_text(RULES)
-    assert main(["challenge", "table", str(tmp_path)]) == 2
-    assert "has no entries" in capsys.readouterr().err
+    assert "has no entries" in runs.refused(capsys, "challenge", "table", str(tmp_path))
     (tmp_path / "entries/0001").mkdir(parents=True)
     assert main(["challenge", "check", str(tmp_path / "entries/0001")]) == 2
     assert "has no entry.yaml" in capsys.readouterr().err

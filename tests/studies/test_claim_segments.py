@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests import runs
 from tests.studies.test_claim import SWEEP, _rewrite_ledger, claimed
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, Retention, distances
@@ -126,8 +127,7 @@ def _replace_state(home: Path, name: str, step: int, factor: float) -> None:
 def test_drawn_segments_of_a_true_claim_have_the_same_bits(computed, capsys):
     capsys.readouterr()
     arguments = [str(computed / "claim.json"), str(computed / "sweep"), "--public=4711"]
-    assert main(["claim", "verify", *arguments, "--segments=2"]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "claim", "verify", *arguments, "--segments=2")
     said = " ".join(said.split())
     assert said.count("was computed again and has the same bits.") == 3 + 2
     assert (

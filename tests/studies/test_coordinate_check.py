@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests import short
+from tests import runs, short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.engine.program import load_located
@@ -186,8 +186,7 @@ def test_adam_needs_base_width_and_a_divided_rate(
     assert table[0] == "module,start,after_3,ratio,verdict"
     assert any(row.startswith("embed,") and row.endswith(",keeps") for row in table)
     assert (tmp_path / "check/figures/changes_after_3.png").stat().st_size > 10_000
-    assert main([*GPT, *MUP, "--widths=32,64,128,256", "--steps=3", "--seeds=5"]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *GPT, *MUP, "--widths=32,64,128,256", "--steps=3", "--seeds=5")
     assert "optimizer.groups.matrices.width_scaling is 0.5, 1, 2 and 4." in told
     assert "No slope of the" in told
 
@@ -200,8 +199,7 @@ def test_blocks_grow_with_the_depth_without_base_depth(capsys: pytest.CaptureFix
     command += ["--widths=2,4,8,16", "--seeds=5", "--steps=10"]
     assert main(command) == 1
     assert "Changes grow with the depth in blocks (slope" in capsys.readouterr().out
-    assert main([*command, "--set=model.base_depth=2"]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *command, "--set=model.base_depth=2")
     assert "No slope of the" in told and "width" not in told
 
 
@@ -265,6 +263,5 @@ def test_a_model_without_a_width_is_told_what_could_be_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["coordinate_check", "--config=configs/sgd_convnet.gin", "--widths=4,8"]
-    assert main(command) == 2
-    told = " ".join(capsys.readouterr().err.split())
+    told = " ".join(runs.refused(capsys, *command).split())
     assert "models.convnet has no argument `width`. Its integers are model.widths.0" in told

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests import runs
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import ConfigError
@@ -93,8 +94,7 @@ def test_the_space_can_be_pasted_into_a_sweep(
     before = file.read_bytes()
     command = ["rate_test", f"--config={file}", "--vocabulary=quadratic_lab", "--low=1e-5"]
     command += ["--high=1", "--seeds=2", f"--output={tmp_path / 'out'}", "--formats=csv,png"]
-    assert main(command) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *command)
     assert "Steepest descent: at the rate" in told and "Divergence: at" in told
     assert "This is a heuristic (Smith, arXiv:1506.01186)" in told
     pasted = told[told.index("space:") :].splitlines()[:2]

@@ -11,7 +11,7 @@ import pytest
 
 import optim
 from optim.paths import flatten
-from tests import short
+from tests import runs, short
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
@@ -298,8 +298,7 @@ def test_the_study_ends_at_a_step_that_is_not_finite(
     read(tmp_path, QUADRATIC)
     command = ["shadow", f"--config={file}", "--vocabulary=quadratic_lab", "--every=1"]
     huge = "--shadow_set=optimizer.learning_rate=3e38"
-    assert main([*command, huge]) == 2
-    assert "The update of --shadow is not finite at step 1" in capsys.readouterr().err
+    assert "The update of --shadow is not finite at step 1" in runs.refused(capsys, *command, huge)
     assert (
         main(
             [*command, "--set=optimizer.learning_rate=1e6", "--shadow_set=optimizer.nesterov=true"]
@@ -319,8 +318,7 @@ def test_the_command_prints_and_writes_what_was_seen(
     command = ["shadow", "--config=configs/muon_vit.gin", "--shadow=configs/adamw_vit.gin"]
     command += ["--set=model.depth=1", "--set=model.width=16", "--set=steps=40", "--steps=12"]
     command += ["--every=4", f"--output={tmp_path / 'out'}", "--formats=csv,png,html"]
-    assert main(command) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *command)
     assert "3 steps of the first 12 were recorded, of a run of 40." in told
     assert "it does not show how B would train, nor which of the two is better." in told
     assert "matrices: the cosine of the two updates is" in told
@@ -392,8 +390,7 @@ def test_a_part_of_a_config_is_read_after_the_files_of_the_run(
     read(tmp_path, MLP)
     (tmp_path / "part.yaml").write_text(f"optimizer: {MOVING}\n")
     base, part = tmp_path / "a.yaml", tmp_path / "part.yaml"
-    assert main(["shadow", f"--config={base}", f"--shadow={part}"]) == 2
-    error = " ".join(capsys.readouterr().err.split())
+    error = " ".join(runs.refused(capsys, "shadow", f"--config={base}", f"--shadow={part}").split())
     assert "--shadow has no model, data, loss and steps. Name a whole config, or the" in error
     both = [f"--shadow={base}", f"--shadow={part}"]
     assert main(["shadow", f"--config={base}", *both, "--set=steps=4", "--every=4"]) == 0

@@ -249,8 +249,7 @@ DESCENT = DESCENT.replace("!method.tpe {seed: 5, first: 4, batch: 3}", "!method.
 )
 def test_a_descent_that_cannot_be_is_refused(tmp_path, capsys, old, new, said):
     file = write(tmp_path, DESCENT.replace(old, new), BASE)
-    assert main(["sweep", f"--config={file}", "--vocabulary=unruly", "--check"]) == 2
-    error = capsys.readouterr().err
+    error = runs.refused(capsys, "sweep", f"--config={file}", "--vocabulary=unruly", "--check")
     assert said in error and "sweep.yaml:" in error and "Traceback" not in error
 
 
@@ -380,8 +379,7 @@ def test_an_extension_that_would_make_earlier_results_useless_is_refused(
 ):
     file = write(tmp_path, SWEEP.replace(old, new).replace("trials: 11", "trials: 14"), BASE)
     command = ["sweep", "extend", str(copied), f"--config={file}", "--vocabulary=unruly"]
-    assert main(command) == 2
-    assert told in capsys.readouterr().err
+    assert told in runs.refused(capsys, *command)
 
 
 def test_trials_that_failed_are_not_computed_again_where_points_were_chosen_by_them(copied, capsys):
@@ -389,8 +387,7 @@ def test_trials_that_failed_are_not_computed_again_where_points_were_chosen_by_t
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "end": "failed", "why": "A machine broke.", "exit": 1}))
     command = ["sweep", "work", str(copied), "--failed", "--vocabulary=unruly"]
-    assert main(command) == 2
-    assert "and later points were chosen without them." in capsys.readouterr().err
+    assert "and later points were chosen without them." in runs.refused(capsys, *command)
 
 
 # Damage and forgery.
@@ -430,8 +427,7 @@ def test_points_of_another_version_are_said_not_to_be_chosen_again(copied, capsy
     assert text.count("optuna 5") == len(json.loads(text))
     file.write_text(text.replace("optuna 5", "optuna 4"))
     LedgerWriter(copied).add_file("points.json", file.read_bytes())
-    assert main(["sweep", "check", str(copied)]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "sweep", "check", str(copied))
     assert "Points of adamw were not chosen again by their results: optuna 4" in said
 
 
@@ -544,8 +540,7 @@ def test_an_unfinished_search_is_told_apart_from_one_that_has_ended(tmp_path, ca
         (["show", str(workdir), "adamw/2.0007"], "not chosen before earlier points have ended"),
         (["check", str(workdir)], "agree with each other"),
     ):
-        assert main(["sweep", *command]) == 0
-        assert told in capsys.readouterr().out
+        assert told in runs.printed(capsys, "sweep", *command)
     assert main(["report", str(workdir), f"--output={tmp_path / 'report'}"]) == 0
     page = (tmp_path / "report" / "report.md").read_text()
     assert "Hyperparameters were tuned with 11 points for each arm" in " ".join(page.split())

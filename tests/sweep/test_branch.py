@@ -218,13 +218,10 @@ def test_a_checkpoint_that_is_gone_or_changed_costs_no_trial(run, tmp_path, caps
     work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
     step, kept = copy / "checkpoints" / "8", tmp_path / "kept"
     step.rename(kept)
-    capsys.readouterr()
-    assert main(work) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, *work)
     assert "There is no checkpoint of step 8" in said and "Traceback" not in said
     shutil.copytree(copy / "checkpoints" / "12", step)
-    assert main(work) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, *work)
     assert "not the one that sha256 names" in said and "Traceback" not in said
     assert not folders(workdir)
     shutil.rmtree(step)
@@ -246,8 +243,7 @@ def test_a_branch_is_extended_by_an_arm(run, tmp_path, capsys):
         ),
     )
     extend = ["sweep", "extend", str(workdir), "--vocabulary=unruly"]
-    assert main([*extend, f"--config={more}"]) == 0
-    assert "1 new runs: 4 steps" in capsys.readouterr().out
+    assert "1 new runs: 4 steps" in runs.printed(capsys, *extend, f"--config={more}")
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
     after = results(workdir)
     assert {name: after[name] for name in before if name.startswith("trials")} == {
@@ -255,8 +251,7 @@ def test_a_branch_is_extended_by_an_arm(run, tmp_path, capsys):
     }
     assert "trials/lion/0000/0" in after
     other = write(tmp_path / "other", run, more.read_text().replace("at: 8", "at: 4"))
-    assert main([*extend, f"--config={other}"]) == 2
-    assert "warm_start.step: 8 -> 4" in capsys.readouterr().err
+    assert "warm_start.step: 8 -> 4" in runs.refused(capsys, *extend, f"--config={other}")
 
 
 @pytest.mark.long
@@ -344,9 +339,7 @@ def test_a_branch_that_does_not_fit_is_a_user_error(run, tmp_path, capsys, chang
     assert change[0] in TEXT
     file = write(tmp_path, run, TEXT.replace(*change))
     for more in ("--check", "--plan_only"):
-        capsys.readouterr()
-        assert main(["sweep", *options(file, tmp_path / "sweep"), more]) == 2
-        said = capsys.readouterr().err
+        said = runs.refused(capsys, "sweep", *options(file, tmp_path / "sweep"), more)
         assert words in said and "sweep.yaml:" in said and "Traceback" not in said, said
         assert len(said.splitlines()) <= 9
     assert not (tmp_path / "sweep").exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import runs
 from tests.runs import ROOT
 from tests.sweep.test_sweep_plan import BASE, defined, planned, with_programs
 from trainer.__main__ import main
@@ -325,17 +326,14 @@ def test_what_the_file_does_not_name_is_a_warning_of_its_plan(folder, capsys):
     words = "steps 20 (a) and 40 (b); weight decay 0.0001 (a) and none (b)."
     (folder / "sweep.yaml").write_text(text)
     command = ["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]
-    assert main(command) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, *command)
     assert f"\nwarning: The arms differ in more than their optimizers: {words}\n" in said
     assert "\nMake them equal" in said and "differs: [steps, weight_decay].\n" in said
-    assert main([*command, "--set=differs=[weight_decay, steps]"]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, *command, "--set=differs=[weight_decay, steps]")
     assert f"\nAs the file says, the arms differ in {words}\n" in said and "warning" not in said
     lines = difference_lines(planned(folder, text, "differs=[steps, batch, weight_decay]"))
     assert lines[-1] == "warning: differs names batch, in which no arms differ."
-    assert main([*command, "--set=differs=[weight-decay]"]) == 2
-    error = capsys.readouterr().err
+    error = runs.refused(capsys, *command, "--set=differs=[weight-decay]")
     assert "'weight_decay'" in error and "Traceback" not in error
 
 

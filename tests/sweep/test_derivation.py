@@ -240,8 +240,7 @@ def test_what_is_not_derived_is_said(folder, capsys):
     assert said in capsys.readouterr().out
     (folder / "kept.yaml").rename(sweep / "sweep.yaml")
     edit_file(sweep, "method.sobol", "mine.sobol")
-    assert main(["sweep", "check", str(sweep)]) == 0
-    text = capsys.readouterr().out
+    text = runs.printed(capsys, "sweep", "check", str(sweep))
     assert said in text and "There is no function 'mine.sobol'" in text
 
 
@@ -361,8 +360,7 @@ def test_a_search_that_was_left_out_is_found(tmp_path, monkeypatch, capsys):
         patch.setattr(evidence, "derive", lambda *arguments: ([], ["Nothing is derived."]))
         claim.unlink()
         write_claim(sweep, claim)
-        assert main(verify) == 0
-        text = capsys.readouterr().out
+        text = runs.printed(capsys, *verify)
         assert "Nothing is derived." in text and "Verified" in text
     assert main(verify) == 1
     text = capsys.readouterr().out

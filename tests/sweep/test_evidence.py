@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import short
+from tests import runs, short
 from tests.sweep.test_sweep import GOAL, sweep, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
@@ -228,8 +228,7 @@ def test_a_forged_line_without_content_is_found(copied, capsys):
 
 def test_a_sweep_without_a_ledger_is_checked_against_its_rows(copied, capsys):
     (copied / LEDGER_FILE).unlink()
-    assert main(["sweep", "check", str(copied)]) == 0
-    assert "There is no ledger.jsonl" in capsys.readouterr().out
+    assert "There is no ledger.jsonl" in runs.printed(capsys, "sweep", "check", str(copied))
     trial = trial_of(copied)
 
     def forge(content: Any) -> None:

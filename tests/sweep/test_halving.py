@@ -315,8 +315,7 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     assert status.arms[0].steps_done == 18 * 4
     capsys.readouterr()
     name = waiting[0].relative_to(workdir / "waiting" / "4").as_posix()
-    assert main(["sweep", "show", str(workdir), name]) == 0
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, "sweep", "show", str(workdir), name)
     assert "waiting at the cut of step 4" in told and "config.yaml --until=4" in told
     (workload,) = read_workloads([str(workdir)])
     (costs, *_) = cost_block(workload).tables
@@ -403,9 +402,7 @@ def test_rows_of_a_waiting_trial_that_were_changed_do_not_decide_a_cut(
     assert goal_at(trial, 4) == 0.001
     (fault,) = examine(workdir).faults
     assert fault.file == metrics.relative_to(workdir).as_posix()
-    capsys.readouterr()
-    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "sweep", "work", str(workdir), "--vocabulary=unruly")
     assert "its eval/loss at step 4 is not that of summary.json" in said and str(trial) in said
     metrics.write_text(honest)
     assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
@@ -415,8 +412,7 @@ def test_a_damaged_file_of_cuts_is_named(copied, capsys):
     (copied / "cuts.json").write_text("[{}]")
     assert main(["sweep", "check", str(copied)]) == 2
     assert "cuts.json" in capsys.readouterr().out
-    assert main(["report", str(copied)]) == 2
-    assert "cuts.json is damaged" in capsys.readouterr().err
+    assert "cuts.json is damaged" in runs.refused(capsys, "report", str(copied))
 
 
 @pytest.mark.long
@@ -484,8 +480,7 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence(tmp_path, capsys, change, b
     assert change[0] in SWEEP
     file = write(tmp_path, SWEEP.replace(*change), base)
     words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={tmp_path / 'sweep'}"]
-    assert main(["sweep", *words, "--plan_only"]) == 2
-    error = capsys.readouterr().err
+    error = runs.refused(capsys, "sweep", *words, "--plan_only")
     assert said in error and "Traceback" not in error, error
     assert re.search(r"sweep\.yaml:\d+", error), error
     assert not (tmp_path / "sweep").exists()
@@ -494,8 +489,7 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence(tmp_path, capsys, change, b
 def test_a_sweep_with_cuts_is_not_extended(copied, capsys):
     file = write(copied.parent, SWEEP.replace("trials: 9", "trials: 12"))
     words = ["sweep", "extend", str(copied), f"--config={file}", "--vocabulary=unruly"]
-    assert main(words) == 2
-    assert "method.halving cannot be extended" in capsys.readouterr().err
+    assert "method.halving cannot be extended" in runs.refused(capsys, *words)
 
 
 def test_a_list_of_trials_is_named_within_the_method(tmp_path, capsys):
@@ -504,8 +498,7 @@ def test_a_list_of_trials_is_named_within_the_method(tmp_path, capsys):
     text = f"base: base.yaml\nmethod: {method}\ngoal: {{metric: loss, select_on: test}}\n"
     file = write(tmp_path, text)
     words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={tmp_path / 'sweep'}"]
-    assert main(["sweep", *words, "--plan_only"]) == 2
-    assert "sweep.yaml:4" in capsys.readouterr().err
+    assert "sweep.yaml:4" in runs.refused(capsys, "sweep", *words, "--plan_only")
 
 
 # What is said.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import runs
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_halving import SWEEP as HALVED
 from tests.sweep.test_halving import compute, write
@@ -139,8 +140,7 @@ def test_a_trial_that_goes_back_is_computed_alone_and_keeps_none(tmp_path):
 
 def test_the_plan_says_what_is_kept_and_how_many_bytes(computed, tmp_path, capsys):
     file = write_sweep(tmp_path, more=CLAIMS)
-    assert main(["sweep", f"--config={file}", "--vocabulary=unruly", "--check"]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "sweep", f"--config={file}", "--vocabulary=unruly", "--check")
     size = read_plan(computed).programs[0].state_bytes
     assert (
         "claims: each run keeps its states after steps 2, 4, 7, 9; together at most"
@@ -190,8 +190,7 @@ def test_an_extension_keeps_the_same_segments(computed, tmp_path, capsys):
     copy = Path(shutil.copytree(computed, tmp_path / "copy"))
     words = ["sweep", "extend", str(copy), "--vocabulary=unruly"]
     file = write_sweep(tmp_path, more="claims: {segments: 4}", trials=4)
-    assert main([*words, f"--config={file}"]) == 2
-    assert "segments: 5 -> 4" in capsys.readouterr().err
+    assert "segments: 5 -> 4" in runs.refused(capsys, *words, f"--config={file}")
     file = write_sweep(tmp_path, more=CLAIMS, trials=4)
     assert main([*words, f"--config={file}"]) == 0
     assert read_plan(copy).segments == 5

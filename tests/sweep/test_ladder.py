@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests import runs, short
+from tests.runs import printed, refused
 from tests.sweep.test_sweep_extend import begun
 from tests.sweep.test_sweep_plan import BASE, planned
-from tests.sweep.test_sweep_status import printed, refused
 from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.sweep.final import final_trials

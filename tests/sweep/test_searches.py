@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import short
+from tests import runs, short
+from tests.runs import printed, refused
 from tests.sweep.test_sweep_extend import added, begun, check_kept, extend
 from tests.sweep.test_sweep_plan import planned
-from tests.sweep.test_sweep_status import finish, printed, refused
+from tests.sweep.test_sweep_status import finish
 from trainer.__main__ import main
 from trainer.config import dump
 from trainer.messages import UserError
@@ -336,8 +337,7 @@ def test_winners_that_disagree_with_the_plan_are_refused(folder, damage):
 )
 def test_searches_that_cannot_be_independent_are_refused(folder, capsys, text, said):
     (folder / "sweep.yaml").write_text(text)
-    assert main(["sweep", "--check", f"--config={folder / 'sweep.yaml'}"]) == 2
-    assert said in capsys.readouterr().err
+    assert said in runs.refused(capsys, "sweep", "--check", f"--config={folder / 'sweep.yaml'}")
 
 
 def test_search_0_is_the_sweep_without_searches(folder):

@@ -383,9 +383,7 @@ def test_runs_of_winners_that_failed_are_no_result_until_they_are_computed_again
     failed = workdir / "final" / "base" / "10001"
     outcome = read_outcome(failed)
     assert outcome is not None and outcome.end == "failed"
-    capsys.readouterr()
-    assert main(["report", "--formats=markdown", str(workdir)]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "report", "--formats=markdown", str(workdir))
     assert "final/base/10001 (RuntimeError: this batch cannot be read" in said
     assert f"`python -m trainer sweep work {workdir} --failed` computes them again" in said
     work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
@@ -407,8 +405,7 @@ def test_runs_of_winners_that_failed_are_no_result_until_they_are_computed_again
     assert main(["sweep", "check", str(workdir)]) == 0
     words = "Runs that had failed were computed again: final/base/10001."
     assert words in capsys.readouterr().out
-    assert main(["report", "--formats=markdown", str(workdir)]) == 0
-    assert words in capsys.readouterr().out
+    assert words in runs.printed(capsys, "report", "--formats=markdown", str(workdir))
 
 
 @pytest.mark.long
@@ -422,9 +419,7 @@ def test_winners_are_chosen_again_after_trials_that_failed(tmp_path, capsys, mon
     work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
     assert sweep(file, workdir) == 0 and "seed: 99" in (run / "config.yaml").read_text()
     other = rows(workdir / "trials/base/0001/0")
-    capsys.readouterr()
-    assert main(["report", "--formats=markdown", str(workdir)]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "report", "--formats=markdown", str(workdir))
     assert "trials/base/0000/0 (RuntimeError: this batch cannot be read" in said
     assert "base is not judged" in said and f"sweep work {workdir} --failed` computes" in said
     monkeypatch.setattr("unruly.Raising.end", lambda self: None)
@@ -447,9 +442,7 @@ def test_a_result_that_was_removed_and_computed_again_is_named(tmp_path, capsys)
     assert sweep(file, workdir) == 0
     words = "Results that were known had been removed, and were computed again: final/base/10000."
     for again in (False, True):
-        capsys.readouterr()
-        assert main(["sweep", "check", str(workdir)]) == 0
-        assert (words in capsys.readouterr().out) == again
+        assert (words in runs.printed(capsys, "sweep", "check", str(workdir))) == again
         assert main(["report", "--formats=markdown", str(workdir)]) == 0
         assert (words in capsys.readouterr().out) == again
         shutil.rmtree(workdir / "final" / "base" / "10000")

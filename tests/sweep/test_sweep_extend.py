@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import chaos_hosts, chaos_sweep, short
+from tests import chaos_hosts, chaos_sweep, runs, short
 from tests.sweep.test_sweep_plan import GOOD, GROWING, METHOD, RATE, begin, defined, planned
 from trainer.__main__ import main
 from trainer.config import load
@@ -387,8 +387,7 @@ def test_what_would_change_the_plan_or_adds_nothing_is_refused(folder, capsys, n
     before = (sweep / "plan.json").read_bytes()
     (folder / "sweep.yaml").write_text(text)
     options = [f"--config={folder / 'sweep.yaml'}", *(f"--set={each}" for each in sets)]
-    assert main(["sweep", "extend", str(sweep), *options]) == 2
-    err = capsys.readouterr().err
+    err = runs.refused(capsys, "sweep", "extend", str(sweep), *options)
     assert part in err and len(err.splitlines()) <= 7, err
     assert (sweep / "plan.json").read_bytes() == before
 

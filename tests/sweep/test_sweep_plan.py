@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from scipy.stats import qmc
 
-from tests import short
+from tests import runs, short
 from tests.config.test_configs import _example
 from tests.runs import ROOT, python
 from trainer.__main__ import main
@@ -592,8 +592,7 @@ def test_a_check_compiles_nothing_and_says_what_it_checked(folder, capsys, monke
 def test_a_space_of_floats_for_an_integer_names_that_of_integers(folder, capsys):
     text = GOOD.replace(RATE, "model.width: !space.log_uniform {low: 4, high: 9}")
     (folder / "sweep.yaml").write_text(text)
-    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, "sweep", f"--config={folder / 'sweep.yaml'}", "--check")
     assert "takes an integer for 'width', and was given the float" in said
     assert "A space of integers is !space.integers, or !space.values" in said
 

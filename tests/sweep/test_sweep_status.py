@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests import runs
+from tests.runs import printed, refused
 from tests.sweep.test_sweep_plan import BASE, defined
 from tests.sweep.test_sweep_plan_file import TWO_ARMS, written
 from trainer.__main__ import main
@@ -58,18 +59,6 @@ def sweep(tmp_path: Path) -> Path:
     (tmp_path / "base.yaml").write_text(BASE)
     written(tmp_path / "sweep", defined(tmp_path, TWO_ARMS))
     return tmp_path / "sweep"
-
-
-def printed(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    capsys.readouterr()
-    assert main([*map(str, arguments)]) == 2
-    return capsys.readouterr().err
 
 
 def last(run: Path, name: str) -> float:
@@ -538,8 +527,7 @@ def test_the_results_are_printed_at_the_end_and_a_fault_of_theirs_ends_nothing(
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "sweep.yaml").write_text("base: base.yaml\nfinal: null\n")
     command = ["sweep", f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={tmp_path / 'sweep'}"]
-    assert main(command) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, *command)
     assert "1 of 1 runs: the sweep is complete" in out
     assert f"python -m trainer report {tmp_path / 'sweep'}\n" in out
 

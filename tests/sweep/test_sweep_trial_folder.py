@@ -26,8 +26,7 @@ def computed(folder: Path, more: str) -> tuple[Path, list[str]]:
 def test_the_folder_of_a_trial_without_checkpoint_is_refused(tmp_path, capsys, more):
     trial, command = computed(tmp_path, "")
     before = {file.name: file.read_bytes() for file in trial.iterdir()}
-    assert main([*command, *more]) == 2
-    said = capsys.readouterr().err
+    said = runs.refused(capsys, *command, *more)
     assert "is that of a finished trial of a sweep, which has no checkpoint to continue" in said
     assert {file.name: file.read_bytes() for file in trial.iterdir()} == before
 

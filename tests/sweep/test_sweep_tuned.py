@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import runs
 from tests.sweep.test_sweep_extend import begun, extend
 from tests.sweep.test_sweep_plan import GIN, METHOD, RATE, dry_run, planned
 from trainer.__main__ import main
@@ -80,8 +81,7 @@ def test_a_dry_run_and_a_check_say_what_each_arm_tunes(folder, capsys):
     code, out, _ = dry_run(folder / "sweep.yaml", capsys)
     assert code == 0 and said in out
     assert "The arms tune different numbers of hyperparameters: wide 3" in out
-    assert main(["sweep", f"--config={folder / 'sweep.yaml'}", "--check"]) == 0
-    assert said in capsys.readouterr().out
+    assert said in runs.printed(capsys, "sweep", f"--config={folder / 'sweep.yaml'}", "--check")
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests import runs
 from tests.sweep.test_sweep_plan import GIN, planned, with_programs
 from trainer.__main__ import main
 from trainer.engine.plan import make_plan as make_run_plan
@@ -75,8 +76,7 @@ def test_whole_numbers_for_a_learning_rate_are_a_warning(folder, capsys, kind, s
     if kind == "gin":
         text = GIN.replace("log_uniform", "integers").replace("1e-4", "1").replace("1e-1", "9")
     planned(folder, text)
-    assert main(["sweep", f"--config={folder / f'sweep.{kind}'}", "--check"]) == 0
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "sweep", f"--config={folder / f'sweep.{kind}'}", "--check")
     words = "is a learning rate, and its space has whole numbers only, integers 1 to"
     assert (words in said and "use space.log_uniform" in said) is warned, said
 
@@ -119,9 +119,7 @@ def test_a_plan_of_an_earlier_version_has_no_warnings(folder, capsys):
     revision["digest"] = digest_of(revision)
     file.write_text(json.dumps(content))
     assert read_plan(folder / "runs").warnings == {}
-    capsys.readouterr()
-    assert main(["sweep", "status", str(folder / "runs")]) == 0
-    assert "warning" not in capsys.readouterr().out
+    assert "warning" not in runs.printed(capsys, "sweep", "status", str(folder / "runs"))
 
 
 @pytest.mark.long

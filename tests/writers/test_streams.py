@@ -135,10 +135,8 @@ def test_control_characters_in_names_are_printed_escaped(tmp_path, lab, capsys):
     config, workdir = tmp_path / f"c{EVIL}.yaml", tmp_path / f"run{EVIL}"
     config.write_text(dump(Call("experiment", dict(tree.kwargs) | changes)))
     options = [f"--config={config}", "--vocabulary=unruly"]
-    assert main(["explain", *options]) == 0
-    assert ESCAPED in capsys.readouterr().out
-    assert main(["config", *options]) == 0
-    (tmp_path / "again.yaml").write_text(printed := capsys.readouterr().out)
+    assert ESCAPED in runs.printed(capsys, "explain", *options)
+    (tmp_path / "again.yaml").write_text(printed := runs.printed(capsys, "config", *options))
     assert not CONTROLS.search(printed)
     assert load([tmp_path / "again.yaml"]).root == load([config]).root
     assert main([*options, f"--workdir={workdir}"]) == 0
