@@ -11,7 +11,6 @@ has begun that is drawn first: compile, first step, evaluation, saving, restorin
 import argparse
 import collections
 import itertools
-import json
 import os
 import random
 import shutil
@@ -20,9 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.chaos_sweep import forked
+from tests.chaos_worker import slowly
+from tests.runs import lines
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -91,24 +93,11 @@ def _announce(where: Path) -> None:
     assert run.Loop is loop.Loop
 
 
-def _slowly(steps_per_second: float) -> None:
-    """Makes steps take as long as those of a real model, so that moments fall between them."""
-    from trainer.engine.program import Program
-
-    inner = Program.advance
-
-    def advance(self, state, batches):
-        time.sleep(len(batches) / steps_per_second)
-        return inner(self, state, batches)
-
-    Program.advance = advance
-
-
 def _child(config: Path, workdir: Path, phases: Path) -> int:
     from trainer.__main__ import main
 
     _announce(phases)
-    _slowly(60)
+    slowly(60)
     sys.argv[1:] = [f"--gin_file={config}", f"--workdir={workdir}"]
     return main()  # as the command does, whose process ends then
 
@@ -152,32 +141,24 @@ class Chaos:
         return Life(os.waitstatus_to_exitcode(status), phase, number if phase else 0)
 
     def _start(self, workdir: Path, phases: Path, fresh: bool) -> int:
-        log = os.open(workdir.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if fresh:
             names = [str(self.config), str(workdir), str(phases)]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos", "--child", *names], stdout=log, stderr=log
-            )
+            with open(workdir.with_suffix(".log"), "ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.chaos", "--child", *names], stdout=log, stderr=log
+                )
             process.returncode = 0  # it is waited for by number
-            os.close(log)
             return process.pid
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            code = 70
+
+        def action() -> int:
             try:
-                code = _child(self.config, workdir, phases)
+                return _child(self.config, workdir, phases)
             except KeyboardInterrupt:  # before `main`: a fresh interpreter ends by the signal
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGINT)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
-        os.close(log)
-        return pid
+                raise
+
+        return forked(action, workdir.with_suffix(".log"))
 
     def _disturb(self, pid: int, number: int, phases: Path, workdir: Path) -> str:
         newest = _newest(workdir)
@@ -234,26 +215,18 @@ def _newest(workdir: Path) -> int:
     return max(map(int, names), default=0)
 
 
-def _rows(workdir: Path) -> list[dict]:
-    """Reads the lines of metrics.jsonl as they are: each logged step must stand there once."""
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
-
-
 def _same(one: Path, two: Path) -> list[str]:
     """Compares in a process of its own: this one must stay without a jax backend, to fork."""
-    found = two.with_suffix(".diff")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            from trainer.checkpoint import diff_checkpoints
+    found, log = two.with_suffix(".diff"), two.with_suffix(".log")
 
-            found.write_text("\n".join(diff_checkpoints(one, STEPS, STEPS, other=two)))
-        except BaseException:
-            found.write_text(traceback.format_exc())
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+    def action() -> int:
+        from trainer.checkpoint import diff_checkpoints
+
+        found.write_text("\n".join(diff_checkpoints(one, STEPS, STEPS, other=two)))
+        return 0
+
+    _, status = os.waitpid(forked(action, log), 0)
+    assert status == 0, log.read_text()
     return found.read_text().splitlines()
 
 
@@ -273,7 +246,8 @@ def chaos(folder: Path, kills: int, stops: int, seed: int) -> collections.Counte
         party.run(workdir, signals)
         runs += 1
         assert _same(reference, workdir) == [], f"{workdir} has other bits"
-        for ours, theirs in itertools.zip_longest(_rows(workdir), _rows(reference)):
+        # Each logged step must stand there once.
+        for ours, theirs in itertools.zip_longest(lines(workdir), lines(reference)):
             assert ours == theirs, f"{workdir} has other metrics: {ours}, and not {theirs}"
         shutil.rmtree(workdir)
         print(f"run {runs}: the same bits; {len(signals)} signals to come", flush=True)
