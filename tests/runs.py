@@ -122,10 +122,10 @@ def swept(folder: Path, base: str, text: str, *words: str) -> Path:
     return workdir
 
 
-def printed(capsys: Any, *words: object) -> str:
-    """Runs a command that ends with exit code 0 in this process; returns what it printed."""
+def printed(capsys: Any, *words: object, code: int = 0) -> str:
+    """Runs a command that ends with an exit code in this process; returns what it printed."""
     capsys.readouterr()
-    assert main([*map(str, words)]) == 0
+    assert main([*map(str, words)]) == code
     return capsys.readouterr().out
 
 

@@ -839,7 +839,6 @@ def test_the_config_of_a_run_says_which_packages_it_needs(tmp_path, capsys):
     assert refused.returncode == 2 and said.endswith("add --vocabulary=unruly to the command:")
     done = subprocess.run(command, shell=True, env=runs.environment(), capture_output=True)
     assert (done.returncode, done.stdout.decode()) == (0, rest)
-    capsys.readouterr()
     two = ["--set", "loss=!other_lab.loss {}"]
     said = runs.refused(capsys, "config", f"--config={workdir}/config.yaml", *two).strip()
     both = "(from Python: vocabulary=['unruly', 'other_lab'])."

@@ -88,7 +88,6 @@ def test_a_run_of_the_full_config_has_the_same_rows(tmp_path, capsys):
     full = tmp_path / "run" / "config_full.yaml"
     assert main([f"--config={full}", "--vocabulary=unruly", f"--workdir={tmp_path / 'two'}"]) == 0
     assert lines(tmp_path / "two") == lines(tmp_path / "run")
-    capsys.readouterr()
     given = [each for each in options(config, tmp_path) if "--workdir" not in each]
     assert runs.printed(capsys, "config", "--full", *given) == full.read_text()
     assert "precision: float32\n" in full.read_text()

@@ -7,7 +7,6 @@ import pytest
 
 from tests import runs
 from trainer import checkpoint
-from trainer.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("lab")
 
@@ -49,8 +48,7 @@ def test_replay_reads_the_batch_of_the_data_seed(tmp_path, capsys):
     assert runs.train(config, tmp_path / "run") == 1
     event = json.loads((tmp_path / "run" / "nonfinite.json").read_text())[0]
     assert (event["seed"], event["data_seed"]) == (0, 7)
-    assert main(["replay", str(tmp_path / "run"), "--vocabulary=unruly"]) == 1
-    said = capsys.readouterr().out
+    said = runs.printed(capsys, "replay", str(tmp_path / "run"), "--vocabulary=unruly", code=1)
     assert "Step 7 with batch 6" in said and "the data changed" not in said
 
 

@@ -127,7 +127,6 @@ def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_nam
     file.write_text(file.read_text() + "seeds: 2\n")
     extend = ["sweep", "extend", str(sweep), f"--config={file}", "--vocabulary=unruly"]
     work = ["sweep", "work", str(sweep), "--vocabulary=unruly"]
-    capsys.readouterr()
     for words in (extend, [*extend, "--dry_run"], work):
         said = runs.refused(capsys, *words)
         assert f"error: {plan} names unruly_bomb" in said and "--vocabulary=unruly_bomb" in said

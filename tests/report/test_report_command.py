@@ -263,7 +263,6 @@ def test_winners_of_the_test_split_are_said_to_be_so(tmp_path, capsys):
     said = runs.printed(capsys, "sweep", file, "--check")
     assert "warning (adamw, sgd): The goal has select_on: test, so that values of winners" in said
     assert runs.sweep(file, f"--workdir={tmp_path / 'sweep'}") == 0
-    capsys.readouterr()
     found = report(capsys, tmp_path / "sweep", "--formats=markdown")
     assert "because the file says `select_on: test`, although runs have a validation split" in found
 
@@ -274,7 +273,6 @@ def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_
     before = report(capsys, folder, "--formats=markdown").split("\n")[0]
     assert read_sweep_results(folder).points_of_search("adamw") == 3
     extended(folder, SWEEP.replace("trials: 3", "trials: 64"))
-    capsys.readouterr()
     first, *notes = report(capsys, folder, "--formats=markdown").split("\nNote: ")
     assert first == before and notes[1].startswith("The sweep was extended. Until the new trials")
     assert read_sweep_results(folder).points_of_search("adamw") == 3
@@ -293,7 +291,6 @@ def test_the_trials_of_an_extension_do_not_count_without_final_runs_either(tmp_p
     found = read_sweep_results(folder)
     assert {found.points_of_search(arm) for arm in found.arms} == {2}
     assert found.winners == winners and len(found.later) == 4
-    capsys.readouterr()
     assert "the winners are those of before" in report(capsys, folder, "--formats=markdown")
 
 

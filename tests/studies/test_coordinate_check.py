@@ -177,8 +177,7 @@ def test_adam_needs_base_width_and_a_divided_rate(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     files = [f"--output={tmp_path / 'check'}", "--formats=markdown,csv,png"]
-    assert main([*GPT, "--widths=32,64,128", "--steps=3", *files]) == 1
-    told = capsys.readouterr().out
+    told = runs.printed(capsys, *GPT, "--widths=32,64,128", "--steps=3", *files, code=1)
     assert "Changes grow with the width in blocks" in told and "outputs (slope" in told
     assert "model.num_heads is 4 at all widths, so that the size of a head is 8, 16 and 32;" in told
     assert "replaced by their largest value: optimizer.groups.matrices" in told
@@ -197,8 +196,7 @@ def test_blocks_grow_with_the_depth_without_base_depth(capsys: pytest.CaptureFix
     sets = ["model.width=64", "model.zero_init=false", "model.embed_norm=true", "data.batch_size=4"]
     command = [*GPT, *(f"--set={each}" for each in sets), "--width_path=model.depth"]
     command += ["--widths=2,4,8,16", "--seeds=5", "--steps=10"]
-    assert main(command) == 1
-    assert "Changes grow with the depth in blocks (slope" in capsys.readouterr().out
+    assert "Changes grow with the depth in blocks (slope" in runs.printed(capsys, *command, code=1)
     told = runs.printed(capsys, *command, "--set=model.base_depth=2")
     assert "No slope of the" in told and "width" not in told
 

@@ -534,7 +534,6 @@ def test_an_unfinished_search_is_told_apart_from_one_that_has_ended(tmp_path, ca
     kill_in("points", 1, workdir)
     plan = read_plan(workdir)
     assert sum(trial.pending for trial in plan.trials) == 2 * 3 * 7
-    capsys.readouterr()
     for command, told in (
         (["status", str(workdir)], "12 of 66 runs"),
         (["show", str(workdir), "adamw/2.0007"], "not chosen before earlier points have ended"),

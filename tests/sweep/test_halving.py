@@ -313,7 +313,6 @@ def test_a_waiting_trial_is_shown_and_one_whose_state_is_damaged_begins_anew(
     status = SweepReader(workdir).read()
     assert status.arms[0].pruned == 12 and status.arms[0].waiting == 6
     assert status.arms[0].steps_done == 18 * 4
-    capsys.readouterr()
     name = waiting[0].relative_to(workdir / "waiting" / "4").as_posix()
     told = runs.printed(capsys, "sweep", "show", str(workdir), name)
     assert "waiting at the cut of step 4" in told and "config.yaml --until=4" in told
