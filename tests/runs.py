@@ -99,6 +99,12 @@ def train(config: Path, workdir: Path, *more: str) -> int:
     return main(options(config, workdir, *more))
 
 
+def said(capsys: Any, config: Path, workdir: Path, *more: str, code: int = 0) -> str:
+    """Trains in this process, to an exit code; returns what stands on standard error."""
+    assert train(config, workdir, *more) == code
+    return capsys.readouterr().err
+
+
 def stopped(folder: Path, step: int) -> Path:
     """Trains until a step; returns the workdir, beside the config."""
     assert train(write_config(folder), folder / "run", f"--until={step}") == 75

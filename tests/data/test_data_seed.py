@@ -57,8 +57,7 @@ def test_a_run_is_not_resumed_with_another_data_seed(tmp_path, capfd):
     trained(tmp_path, "run", "--set=data_seed=7")
     config = runs.write_config(tmp_path)
     again = ["--set=steps=2", "--set=log_every=1", "--set=data_seed=8"]
-    assert runs.train(config, tmp_path / "run", *again) == 2
-    assert "data_seed: 7 -> 8" in capfd.readouterr().err
+    assert "data_seed: 7 -> 8" in runs.said(capfd, config, tmp_path / "run", *again, code=2)
 
 
 def test_a_data_seed_out_of_range_is_refused(tmp_path, capfd):

@@ -404,8 +404,7 @@ def test_a_loss_that_breaks_its_contract_is_a_mistake_of_the_user(
     tmp_path, lab, capfd, more, words
 ):
     lines = f"experiment.loss = @unruly.loss_returning()\nunruly.loss_returning.{more}\n"
-    assert runs.train(runs.write_config(tmp_path, lines), tmp_path / "run") == 2
-    said = capfd.readouterr().err
+    said = runs.said(capfd, runs.write_config(tmp_path, lines), tmp_path / "run", code=2)
     assert said.startswith("error: ") and "run.gin:1: " in said and words in said, said
     assert "Traceback" not in said and not (tmp_path / "run").exists()
 
@@ -414,8 +413,7 @@ def test_a_metric_of_training_that_cannot_be_computed_is_a_mistake_of_the_user(
     tmp_path, lab, capfd
 ):
     more = "experiment.train_metrics = {'error': @metrics.mean_squared_error()}\n"
-    assert runs.train(runs.write_config(tmp_path, more), tmp_path / "run") == 2
-    said = capfd.readouterr().err
+    said = runs.said(capfd, runs.write_config(tmp_path, more), tmp_path / "run", code=2)
     assert "run.gin:1: The metric 'error' cannot be computed: " in said, said
     more = "experiment.train_metrics = {'double': @metrics.accuracy()}\n"
     more += "experiment.loss = @unruly.loss_returning()\nunruly.loss_returning.what = 'aux'\n"

@@ -95,6 +95,5 @@ def test_a_component_that_lacks_a_method_gets_the_protocol_quoted(
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
     config = runs.write_config(tmp_path, f"experiment.{more}\n")
-    assert runs.train(config, tmp_path / "run", "--vocabulary=broken") == 2
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, tmp_path / "run", "--vocabulary=broken", code=2)
     assert re.search(r"run.gin:1\b", said) and words in " ".join(said.split()), said

@@ -96,8 +96,7 @@ def test_steps_may_be_counted_in_tokens_for_each_parameter(tmp_path):
 
 def test_tokens_need_a_data_set_that_has_them(tmp_path, capsys):
     config = runs.write_config(tmp_path, "experiment.steps = '1B tokens'\n")
-    assert runs.train(config, tmp_path / "run") == 2
-    message = capsys.readouterr().err
+    message = runs.said(capsys, config, tmp_path / "run", code=2)
     assert "run.gin:1: '1B tokens' is a number of tokens, and the data set does not say" in message
     assert not (tmp_path / "run").exists()
     for wrong in (0, -1, 1.5, "128", True):

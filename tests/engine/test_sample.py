@@ -313,45 +313,42 @@ def run(lab, tmp_path_factory):
     return folder / "run"
 
 
-def sample(run, *options):
+def sampled(capsys, run, *options, code=0):
+    """Runs the command to an exit code; returns what it printed, on both streams."""
     try:
-        return main(["sample", str(run), "--vocabulary=letters", *options])
+        found = main(["sample", str(run), "--vocabulary=letters", *options])
     except SystemExit as end:
-        return end.code
+        found = end.code
+    assert found == code
+    return capsys.readouterr()
 
 
 def test_the_command_continues_a_prompt_with_what_the_model_learned(run, capsys):
-    assert sample(run, "--prompt=cde", "--temperature=0") == 0
-    said = capsys.readouterr()
+    said = sampled(capsys, run, "--prompt=cde", "--temperature=0")
     assert said.out == "cdefgh\n"  # the text ends after h
     assert said.err == f"step 30 of {run}:\n"
-    assert sample(run, "--temperature=0", "--length=3") == 0  # the beginning of a text
-    assert capsys.readouterr().out == "abc\n"
+    # The beginning of a text.
+    assert sampled(capsys, run, "--temperature=0", "--length=3").out == "abc\n"
 
 
 @pytest.mark.long
 def test_the_command_reads_the_prompt_from_a_file_or_stdin(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "prompt").write_text("ab\n")
-    assert sample(run, f"--prompt_file={tmp_path / 'prompt'}", "--temperature=0") == 0
-    assert capsys.readouterr().out == "abcdefgh\n"
+    said = sampled(capsys, run, f"--prompt_file={tmp_path / 'prompt'}", "--temperature=0")
+    assert said.out == "abcdefgh\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("abc\n"))
-    assert sample(run, "--prompt=-", "--temperature=0") == 0
-    assert capsys.readouterr().out == "abcdefgh\n"
+    assert sampled(capsys, run, "--prompt=-", "--temperature=0").out == "abcdefgh\n"
 
 
 @pytest.mark.long
 def test_samples_depend_on_the_seed_and_not_on_their_number(run, capsys):
     hot = ["--prompt=a", "--temperature=5", "--length=12"]
-    assert sample(run, *hot, "--num_samples=3") == 0
-    three = capsys.readouterr().out
-    assert sample(run, *hot) == 0
-    one = capsys.readouterr().out
+    three = sampled(capsys, run, *hot, "--num_samples=3").out
+    one = sampled(capsys, run, *hot).out
     texts = three.removesuffix("\n").split("\n----\n")
     assert texts[0] == one.removesuffix("\n") and len(set(texts)) == 3
-    assert sample(run, *hot, "--seed=1") == 0
-    assert capsys.readouterr().out != one
-    assert sample(run, *hot, "--top_k=1") == 0
-    assert capsys.readouterr().out == "abcdefgh\n"
+    assert sampled(capsys, run, *hot, "--seed=1").out != one
+    assert sampled(capsys, run, *hot, "--top_k=1").out == "abcdefgh\n"
 
 
 @pytest.mark.long
@@ -362,23 +359,19 @@ def test_a_text_longer_than_those_of_the_training_is_a_warning(run, tmp_path, ca
         (["--length=14"], ""),
         (["--length=15"], trained + "tokens with 15 more is"),
     ):
-        assert sample(run, "--prompt=ab", *options) == 0
-        said = capsys.readouterr().err
+        said = sampled(capsys, run, "--prompt=ab", *options).err
         assert ("warning" in said) is bool(warned) and warned in said
     assert "A length of at most 14 stays within it." in said
-    assert sample(run, f"--prompt={'abcdefgh' * 2}a", "--length=1") == 0
-    assert "Shorten the prompt." in capsys.readouterr().err
+    said = sampled(capsys, run, f"--prompt={'abcdefgh' * 2}a", "--length=1").err
+    assert "Shorten the prompt." in said
     # By default it is no longer, unless that is not known.
     hot = ["--temperature=9", "--seed=3", "--top_k=9"]
-    assert sample(run, "--prompt=ab", *hot) == 0
-    default = capsys.readouterr()
+    default = sampled(capsys, run, "--prompt=ab", *hot)
     assert "warning" not in default.err
-    assert sample(run, "--prompt=ab", *hot, "--length=14") == 0
-    assert capsys.readouterr().out == default.out
+    assert sampled(capsys, run, "--prompt=ab", *hot, "--length=14").out == default.out
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    assert sample(tmp_path / "run", "--prompt=ab", "--length=15") == 0
-    assert "warning" not in capsys.readouterr().err
+    assert "warning" not in sampled(capsys, tmp_path / "run", "--prompt=ab", "--length=15").err
 
 
 @pytest.mark.long
@@ -393,11 +386,10 @@ def test_the_hook_warns_of_texts_longer_than_those_of_the_training(lab, tmp_path
 def test_the_step_may_be_named(run, capsys):
     steps = [info.step for info in checkpoint.ls(run)]
     assert steps[0] < 10
-    assert sample(run, f"--step={steps[0]}", "--temperature=0", "--prompt=a") == 0
-    said = capsys.readouterr()
+    said = sampled(capsys, run, f"--step={steps[0]}", "--temperature=0", "--prompt=a")
     assert said.err == f"step {steps[0]} of {run}:\n" and said.out != "abcdefgh\n"
-    assert sample(run, "--step=best", "--temperature=0", "--prompt=a") == 0
-    assert capsys.readouterr().err == f"step 30 of {run}:\n"
+    said = sampled(capsys, run, "--step=best", "--temperature=0", "--prompt=a")
+    assert said.err == f"step 30 of {run}:\n"
 
 
 def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
@@ -405,12 +397,11 @@ def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
 ):
     file = tmp_path / "prompt"
     file.write_bytes(b"ab\xaf\n")
-    assert sample(run, f"--prompt_file={file}") == 2
-    said = capsys.readouterr().err
+    said = sampled(capsys, run, f"--prompt_file={file}", code=2).err
     assert f"The prompt in {file} is not text in UTF-8: its byte 3 is 0xaf. Convert" in said
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xaf"), encoding="utf-8"))
-    assert sample(run, "--prompt=-") == 2
-    assert "The prompt in stdin is not text in UTF-8: its byte 1" in capsys.readouterr().err
+    said = sampled(capsys, run, "--prompt=-", code=2).err
+    assert "The prompt in stdin is not text in UTF-8: its byte 1" in said
 
 
 @pytest.mark.parametrize(
@@ -440,20 +431,17 @@ def test_a_prompt_that_is_not_text_is_refused_with_its_first_such_byte(
     ],
 )
 def test_what_the_command_cannot_do_is_said(run, options, text, capsys):
-    assert sample(run, "--length=5", *options) == 2
-    said = capsys.readouterr()
+    said = sampled(capsys, run, "--length=5", *options, code=2)
     assert text in " ".join(said.err.split()) and said.out == ""
 
 
 def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tmp_path, capsys):
-    assert sample(tmp_path / "none") == 2
-    assert "There is no folder" in capsys.readouterr().err
+    assert "There is no folder" in sampled(capsys, tmp_path / "none", code=2).err
     config = (run / "config.yaml").read_text()
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "config.yaml").write_text(config)
-    assert sample(folder, "--length=5") == 2
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(sampled(capsys, folder, "--length=5", code=2).err.split())
     told = f"There is no checkpoint in {folder}: the run has not saved yet, or its checkpoints"
     assert (
         told in said
@@ -461,12 +449,11 @@ def test_only_a_run_of_a_language_model_with_a_tokenizer_is_sampled(lab, run, tm
         and said.endswith("or name the folder of another run.")
     )
     (folder / "config.yaml").write_text(config.replace("text {}", "text {tokenizer: false}"))
-    assert sample(folder) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(sampled(capsys, folder, code=2).err.split())
     assert "its data set has no tokenizer" in said and "Copy the tokenizer.json that made" in said
     (folder / "config.yaml").write_text("model: !models.mlp {}\ndata: !letters.text {}\n")
-    assert sample(folder) == 2
-    assert "models.mlp, is not a language model" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(sampled(capsys, folder, code=2).err.split())
+    assert "models.mlp, is not a language model" in said
 
 
 # The hook.
@@ -486,8 +473,7 @@ def test_the_hook_keeps_and_prints_the_texts_that_the_command_prints(lab, tmp_pa
     for row in rows:
         assert row["prompt"] == "ab" and f"sample at step {row['step']}: ab{row['text']}\n" in said
         hot = [f"--step={row['step']}", "--prompt=ab", "--length=6", "--temperature=1.5"]
-        assert sample(tmp_path / "run", *hot) == 0
-        assert capsys.readouterr().out == f"ab{row['text']}\n"
+        assert sampled(capsys, tmp_path / "run", *hot).out == f"ab{row['text']}\n"
 
 
 @pytest.mark.long
@@ -501,8 +487,8 @@ def test_two_processes_that_divide_the_parameters_sample_the_text_of_one(lab, tm
     assert [(tmp_path / f"log{index}").read_text().count("sample at") for index in (0, 1)] == [2, 0]
     for row in rows:
         hot = [f"--step={row['step']}", f"--prompt={row['prompt']}", "--length=6"]
-        assert sample(tmp_path / "run", *hot, "--temperature=1.5") == 0
-        assert capsys.readouterr().out == f"{row['prompt']}{row['text']}\n"
+        said = sampled(capsys, tmp_path / "run", *hot, "--temperature=1.5")
+        assert said.out == f"{row['prompt']}{row['text']}\n"
 
 
 @pytest.mark.long
@@ -651,19 +637,16 @@ data.text:
     (tmp_path / "text.txt").unlink()
     shutil.rmtree(tmp_path / "data")
     capsys.readouterr()
-    assert sample(run, "--prompt=the ", "--temperature=0") == 0
-    printed, said = capsys.readouterr()
+    printed, said = sampled(capsys, run, "--prompt=the ", "--temperature=0")
     assert printed == f"the {kept(run)[-1]['text']}\n" and len(printed) > 12
     assert ("warning: The prompt ends in a space. Words begin" in said) == (tokenizer == "bpe")
-    assert sample(run, "--prompt=the", "--temperature=0") == 0
-    assert "ends in a space" not in capsys.readouterr().err
+    assert "ends in a space" not in sampled(capsys, run, "--prompt=the", "--temperature=0").err
     assert train(tmp_path, data, "experiment.steps = 60") == 2  # the text itself is missing
     letters = bytes(range(32, 127)) * 9
     for size in (300, 257 if tokenizer == "bpe" else 270):
         other = ByteTokenizer() if size == 257 else train_bpe([letters], size)
         other.save(run / "tokenizer.json")
-        assert sample(run, "--prompt=the ") == 2
-        said = " ".join(capsys.readouterr().err.split())
+        said = " ".join(sampled(capsys, run, "--prompt=the ", code=2).err.split())
         assert "tokenizer.json is not the tokenizer of this run" in said
 
 

@@ -339,8 +339,7 @@ def test_a_users_data_set_may_have_a_validation_split_only(tmp_path, capfd):
     assert runs.train(config, tmp_path / "run") == 0
     rows = [row for row in runs.lines(tmp_path / "run") if "validation/loss" in row]
     assert [row["step"] for row in rows] == [5, 10, 15, 20] and "eval/loss" not in rows[0]
-    assert runs.train(config, tmp_path / "run") == 0
-    assert "Nothing to do: the run has its 20 steps." in capfd.readouterr().err
+    assert "Nothing to do: the run has its 20 steps." in runs.said(capfd, config, tmp_path / "run")
     best = "--set=best_metric=eval/accuracy"
     assert runs.train(config, tmp_path / "other", best) == 2
     words = (

@@ -250,8 +250,7 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
         OPTIMIZERS + "from the_lab.deep import inner  # hi\n"
     )
     capfd.readouterr()
-    assert runs.train(config, workdir, vocabulary, "--until=6") == 75
-    assert "Changed" not in capfd.readouterr().err
+    assert "Changed" not in runs.said(capfd, config, workdir, vocabulary, "--until=6", code=75)
     before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     for (file, name), text in {
         ("the_lab/optimizers.py", "sgd"): OPTIMIZERS.replace(
@@ -264,8 +263,7 @@ def test_a_run_whose_code_changed_is_refused(lab, tmp_path, capfd):
         old = (lab / file).read_text()
         (lab / file).write_text(text)
         capfd.readouterr()
-        assert runs.train(config, workdir, vocabulary) == 2
-        said = capfd.readouterr().err
+        said = runs.said(capfd, config, workdir, vocabulary, code=2)
         assert f"code: {file}::{name} differs" in said and "--allow_changed=code" in said, said
         same = "step is the same, and so are the data; evaluation was not compared."
         step = same if name == "peak" else "step is another one, too."
@@ -310,8 +308,7 @@ def test_a_run_does_not_go_on_with_another_file_that_its_code_opens(lab, tmp_pat
     assert runs.train(config, *run, "--until=4") == 75
     factor.write_text("2.0")
     capfd.readouterr()
-    assert runs.train(config, *run, "--until=5") == 2
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, *run, "--until=5", code=2)
     assert f"\n  code: {code.STEP} differs\nNo file of your code that is hashed differs. A" in said
     assert "resume with --allow_changed=code.\n" in said and len(said.splitlines()) == 4
     # A change of the config changes the program of the step, which is not told twice.
@@ -319,8 +316,7 @@ def test_a_run_does_not_go_on_with_another_file_that_its_code_opens(lab, tmp_pat
     assert runs.train(config, *run, "--until=5") == 75
     more = ["--set", "steps=30", "--allow_changed=steps", "--until=6"]
     capfd.readouterr()
-    assert runs.train(config, *run, *more) == 75
-    assert "code" not in capfd.readouterr().err
+    assert "code" not in runs.said(capfd, config, *run, *more, code=75)
     factor.write_text("2.0")
     assert runs.train(config, *run, *more[:2], "--until=7", "--allow_changed=code") == 75
     assert f"code: {code.STEP} differs (as allowed)" in capfd.readouterr().err
@@ -367,8 +363,7 @@ def test_a_run_that_failed_before_its_first_step_is_restarted_after_the_mend(lab
     """
     file, vocabulary = lab / "the_lab" / "broken.py", "--vocabulary=the_lab"
     file.write_text(textwrap.dedent(broken))
-    assert runs.train(config, workdir, vocabulary) == 1
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, workdir, vocabulary, code=1)
     assert "error: OSError: the disk of the lab is not mounted (" in said and "broken.py:6)" in said
     forget()
     file.write_text(textwrap.dedent(broken).replace("raise", "yield from super().train(1, 0)  #"))

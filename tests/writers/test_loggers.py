@@ -330,8 +330,7 @@ def test_a_logger_that_is_not_installed_is_a_mistake_before_training(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # makes Python find it nowhere
     options = ["--set", f"writers=[{name}]"]
-    assert runs.train(runs.write_config(tmp_path), tmp_path / "run", *options) == 2
-    said = capsys.readouterr().err
+    said = runs.said(capsys, runs.write_config(tmp_path), tmp_path / "run", *options, code=2)
     assert f"pip install lockstep-jax[{name}]" in said and "Traceback" not in said
     assert not (tmp_path / "run").exists()
 
@@ -379,8 +378,7 @@ def test_a_store_that_cannot_be_written_is_one_warning(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/absent/runs.db")
     config, folder = runs.write_config(tmp_path), tmp_path / "run"
-    assert runs.train(config, folder, "--set", "writers=[mlflow]") == 0
-    said = capsys.readouterr().err
+    said = runs.said(capsys, config, folder, "--set", "writers=[mlflow]")
     assert said.count("the writer 'mlflow' failed") == 1 and "absent/runs.db" in said
 
 

@@ -254,26 +254,22 @@ def test_rows_lost_between_two_starts_are_reported(stopped, capfd, lose):
     config, workdir = stopped
     lose(workdir / "metrics.jsonl")
     capfd.readouterr()
-    assert runs.train(config, workdir, "--until=10") == 75
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, workdir, "--until=10", code=75)
     words = "was removed: a new file starts" if lose is lose_the_file else f"{LOST[lose]} are lost"
     assert said.count("metrics.jsonl") == 1 and words in said, said
     # It stays open until the run ends, and is told then, once.
-    assert runs.train(config, workdir) == 1
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, workdir, code=1)
     assert "Done: 20 steps" in said and words in said and "error: " in said, said
     assert "Traceback" not in said
     assert steps(workdir / "metrics.jsonl")[-5:] == [10, 12, 15, 18, 20]
-    assert runs.train(config, workdir) == 0
-    assert "Nothing to do" in capfd.readouterr().err
+    assert "Nothing to do" in runs.said(capfd, config, workdir)
 
 
 @pytest.mark.long
 def test_a_run_without_lost_rows_reports_none(stopped, capfd):
     config, workdir = stopped
     capfd.readouterr()
-    assert runs.train(config, workdir) == 0
-    assert "gone" not in capfd.readouterr().err
+    assert "gone" not in runs.said(capfd, config, workdir)
 
 
 @pytest.mark.long
@@ -281,8 +277,7 @@ def test_lost_rows_of_a_finished_run_are_reported_once(stopped, capfd):
     config, workdir = stopped
     assert runs.train(config, workdir) == 0
     (workdir / "metrics.jsonl").unlink()
-    assert runs.train(config, workdir) == 1
-    assert "metrics.jsonl was removed" in capfd.readouterr().err
+    assert "metrics.jsonl was removed" in runs.said(capfd, config, workdir, code=1)
     assert runs.train(config, workdir) == 0
 
 
@@ -303,8 +298,7 @@ def test_changed_log_intervals_do_not_count_as_lost_rows(stopped, capfd):
     allowed = ["--allow_changed=log_every", "--allow_changed=eval_every"]
     assert runs.train(config, workdir, *more, *allowed, "--until=11") == 75
     assert runs.train(config, workdir, *more, "--until=13") == 75
-    assert runs.train(config, workdir, *allowed) == 0
-    assert "gone" not in capfd.readouterr().err
+    assert "gone" not in runs.said(capfd, config, workdir, *allowed)
     assert steps(workdir / "metrics.jsonl") == [3, 5, 6, 9, 10, 12, 15, 18, 20]
 
 
@@ -337,8 +331,7 @@ def test_a_run_that_loses_rows_for_good_ends_with_1(tmp_path, monkeypatch, lab, 
     monkeypatch.setattr(record_file, "_REMEMBERED", 200)
     path = tmp_path / "run" / "metrics.jsonl"
     in_mid_run(monkeypatch, lambda: truncate(path))
-    assert runs.train(runs.write_config(tmp_path), tmp_path / "run") == 1
-    said = capfd.readouterr().err
+    said = runs.said(capfd, runs.write_config(tmp_path), tmp_path / "run", code=1)
     assert said.count("lost for good") == 2 and "Done: 20 steps" in said, said
     assert steps(path)[-5:] == [10, 12, 15, 18, 20]
     record = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -359,8 +352,7 @@ def test_a_rollback_that_cannot_cut_its_rows_is_reported(tmp_path, monkeypatch, 
         return cut(*given)
 
     monkeypatch.setattr(writers.lines, "truncate_after", failing)
-    assert runs.train(config, tmp_path / "run") == 1
-    said = capfd.readouterr().err
+    said = runs.said(capfd, config, tmp_path / "run", code=1)
     assert "Traceback" not in said and "Input/output error" in said, said
     assert "error: " in said and "metrics.jsonl" in said
     assert runs.train(config, tmp_path / "run") == 0
