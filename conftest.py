@@ -110,6 +110,12 @@ def lab() -> Iterator[None]:
 
 
 @pytest.fixture
+def copied(computed: Path, tmp_path: Path) -> Path:
+    """A copy, to be changed, of the folder that the fixture `computed` of a file has."""
+    return Path(shutil.copytree(computed, tmp_path / "sweep"))
+
+
+@pytest.fixture
 def torch() -> Any:
     """The torch module, for tests that take a known answer from it; they are skipped without it."""
     return pytest.importorskip("torch", reason="torch is not installed: `make torch` adds it.")

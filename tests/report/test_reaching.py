@@ -104,17 +104,14 @@ def test_another_target_or_metric_has_no_rule(computed):
     assert read_sweep_results(computed, metric="accuracy", better="max").goal.rule is None
 
 
-def test_rows_that_were_edited_are_not_judged(computed, tmp_path):
-    import shutil
-
-    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
-    file = next((folder / "trials/slow/0000").glob("*/metrics.jsonl"))
+def test_rows_that_were_edited_are_not_judged(copied):
+    file = next((copied / "trials/slow/0000").glob("*/metrics.jsonl"))
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows:
         row |= {"validation/loss": 1.0} if "validation/loss" in row else {}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(NotJudgedError, match="files of the sweep disagree"):
-        judge(read_sweep_results(folder), "slow")
+        judge(read_sweep_results(copied), "slow")
 
 
 def test_an_unfinished_arm_is_not_judged(computed, tmp_path):

@@ -220,15 +220,14 @@ def test_sweeps_with_runs_in_common_are_refused(computed, tmp_path, capsys):
     assert "such as trials/adamw/0001/0 and trials/adamw/0001/0" in said
 
 
-def test_runs_of_a_sweep_are_judged_by_its_own_report_only(computed, tmp_path, capsys):
+def test_runs_of_a_sweep_are_judged_by_its_own_report_only(copied, tmp_path, capsys):
     """Named one by one, they had no other arms, no earlier looks and no ledger."""
-    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
-    every = sorted((folder / "final").glob("*/*"))
+    every = sorted((copied / "final").glob("*/*"))
     options = ["--metric=accuracy", "--mode=max", f"--output={tmp_path / 'out'}"]
     said = report(capsys, *every, *options, "--formats=csv")
     why = (
-        f"These runs are of the sweep {folder}, and which ones are named may decide who is better:"
-        f" `python -m trainer report {folder}` judges by the plan."
+        f"These runs are of the sweep {copied}, and which ones are named may decide who is better:"
+        f" `python -m trainer report {copied}` judges by the plan."
     )
     assert said.startswith(f"Not judged. {why} The mean accuracy on the test split: ")
     assert "p = " not in said and not p_values(tmp_path, "out")
@@ -267,16 +266,15 @@ def test_winners_of_the_test_split_are_said_to_be_so(tmp_path, capsys):
     assert "because the file says `select_on: test`, although runs have a validation split" in found
 
 
-def test_trials_of_an_extension_do_not_count_before_their_results(computed, tmp_path, capsys):
+def test_trials_of_an_extension_do_not_count_before_their_results(copied, capsys):
     """A verdict said "best of 64 trials" of 3 that had run, and judged what 3 trials may not."""
-    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
-    before = report(capsys, folder, "--formats=markdown").split("\n")[0]
-    assert read_sweep_results(folder).points_of_search("adamw") == 3
-    extended(folder, SWEEP.replace("trials: 3", "trials: 64"))
-    first, *notes = report(capsys, folder, "--formats=markdown").split("\nNote: ")
+    before = report(capsys, copied, "--formats=markdown").split("\n")[0]
+    assert read_sweep_results(copied).points_of_search("adamw") == 3
+    extended(copied, SWEEP.replace("trials: 3", "trials: 64"))
+    first, *notes = report(capsys, copied, "--formats=markdown").split("\nNote: ")
     assert first == before and notes[1].startswith("The sweep was extended. Until the new trials")
-    assert read_sweep_results(folder).points_of_search("adamw") == 3
-    methods = " ".join((folder / "report" / "report.md").read_text().split())
+    assert read_sweep_results(copied).points_of_search("adamw") == 3
+    methods = " ".join((copied / "report" / "report.md").read_text().split())
     assert "with 3 points for each arm" in methods and "every arm 1 with 3 trials" in methods
 
 
@@ -294,14 +292,13 @@ def test_the_trials_of_an_extension_do_not_count_without_final_runs_either(tmp_p
     assert "the winners are those of before" in report(capsys, folder, "--formats=markdown")
 
 
-def test_what_a_verdict_means_is_not_chosen_after_the_results(computed, tmp_path, capsys):
+def test_what_a_verdict_means_is_not_chosen_after_the_results(copied, capsys):
     """A later `relevant` made arms equivalent, and a later `differs` hid a warning."""
-    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
-    before = report(capsys, folder, "--formats=csv").split("\n\n")[0]
+    before = report(capsys, copied, "--formats=csv").split("\n\n")[0]
     assert "The file does not name these differences (weight_decay)" in before
     later = SWEEP.replace("target: 0.2", "target: 0.2, relevant: 0.9")
-    extended(folder, f"{later}differs: [weight_decay]\n")
-    assert report(capsys, folder, "--formats=csv").split("\nNote: ")[0] == (
+    extended(copied, f"{later}differs: [weight_decay]\n")
+    assert report(capsys, copied, "--formats=csv").split("\nNote: ")[0] == (
         f"{before} After results were known, the file changed goal.relevant from (none) to 0.9 and"
         " differs from (none) to weight_decay, which does not count."
     )
@@ -319,27 +316,24 @@ def test_what_a_verdict_means_may_be_chosen_before_the_results(planned, capsys):
 
 
 @short.parametrize("removed", ["ledger.jsonl", "final final.json ledger.jsonl"])
-def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(
-    computed, tmp_path, capsys, removed
-):
+def test_an_extension_after_a_ledger_that_was_removed_is_a_later_look(copied, capsys, removed):
     """The ledger that it begins says nothing of what was known, and a fresh t test needs that."""
-    folder = Path(shutil.copytree(computed, tmp_path / "sweep"))
     for name in removed.split():
-        shutil.rmtree(folder / name) if name == "final" else (folder / name).unlink()
-    extended(folder, SWEEP.replace("seeds: 4", "seeds: 8"))
+        shutil.rmtree(copied / name) if name == "final" else (copied / name).unlink()
+    extended(copied, SWEEP.replace("seeds: 4", "seeds: 8"))
     said = capsys.readouterr().out
     assert "power: the results are judged again at 8 final seeds" in said
-    found = read_sweep_results(folder)
+    found = read_sweep_results(copied)
     assert [each.compared_known for each in found.revisions] == [False, True]
-    count = len(list(folder.glob("trials/*/*/*"))) + len(list(folder.glob("final/*/*")))
+    count = len(list(copied.glob("trials/*/*/*"))) + len(list(copied.glob("final/*/*")))
     why = (
         f"ledger.jsonl began at revision 2 of the plan, when there were {count} results, and says"
         " nothing of what was before it."
     )
     assert found.caveats == (why,)
-    assert main(["sweep", "check", str(folder)]) == 0 and why in capsys.readouterr().out
-    (folder / "ledger.jsonl").unlink()
-    assert [each.compared_known for each in read_sweep_results(folder).revisions] == [False, True]
+    assert main(["sweep", "check", str(copied)]) == 0 and why in capsys.readouterr().out
+    (copied / "ledger.jsonl").unlink()
+    assert [each.compared_known for each in read_sweep_results(copied).revisions] == [False, True]
 
 
 @pytest.mark.long

@@ -57,11 +57,6 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return claimed(tmp_path_factory.mktemp("claim"), SWEEP)
 
 
-@pytest.fixture
-def copied(computed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(computed, tmp_path / "copy"))
-
-
 def _check(home: Path, count: int = 1, public: str = "4711") -> Checked:
     return verify_claim(home / "claim.json", home / "sweep", public, Wanted(None, count))
 

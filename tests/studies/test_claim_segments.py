@@ -57,11 +57,6 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return claimed(tmp_path_factory.mktemp("segments"), f"{SWEEP}claims: {{segments: 3}}\n")
 
 
-@pytest.fixture
-def copied(computed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(computed, tmp_path / "copy"))
-
-
 def _segments(home: Path, name: str = RUN) -> list[Segment]:
     run = _results(home / "sweep")[1][name]
     return list(segments_of(run, kept_by(run)))

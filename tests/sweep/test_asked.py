@@ -59,12 +59,6 @@ def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sweep"
 
 
-@pytest.fixture
-def copied(computed, tmp_path) -> Path:
-    shutil.copytree(computed, tmp_path / "sweep")
-    return tmp_path / "sweep"
-
-
 def batches(sweep: Path, arm: str, search: int) -> list[dict[str, Any]]:
     every = json.loads((sweep / "points.json").read_text())
     return [each for each in every if (each["arm"], each["search"]) == (arm, search)]

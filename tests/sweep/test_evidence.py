@@ -41,12 +41,6 @@ def computed(lab: None, tmp_path_factory) -> Path:
     return folder / "sweep"
 
 
-@pytest.fixture
-def copied(computed, tmp_path) -> Path:
-    shutil.copytree(computed, tmp_path / "sweep")
-    return tmp_path / "sweep"
-
-
 def faults(folder: Path, thorough: bool = True) -> dict[str, str]:
     return {fault.file: fault.why for fault in examine(folder, thorough=thorough).faults}
 

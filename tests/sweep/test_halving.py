@@ -66,12 +66,6 @@ def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sweep"
 
 
-@pytest.fixture
-def copied(computed, tmp_path) -> Path:
-    shutil.copytree(computed, tmp_path / "sweep")
-    return tmp_path / "sweep"
-
-
 def goal_at(trial: Path, step: int) -> float:
     (found,) = [
         row["eval/loss"] for row in rows(trial) if row["step"] == step and "eval/loss" in row

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -151,14 +150,13 @@ def test_the_waves_of_a_rung_that_is_not_searched_are_of_winners(folder, capsys,
 
 
 @pytest.mark.long
-def test_a_value_of_the_rule_that_was_edited_is_found(computed, tmp_path, capsys):
-    sweep = Path(shutil.copytree(computed, tmp_path / "sweep"))
-    (sweep / "ledger.jsonl").unlink()  # which has the hash of final.json as well
-    choices = json.loads((sweep / "final.json").read_text())
+def test_a_value_of_the_rule_that_was_edited_is_found(copied, capsys):
+    (copied / "ledger.jsonl").unlink()  # which has the hash of final.json as well
+    choices = json.loads((copied / "final.json").read_text())
     choices[0]["winners"]["lion@2x"][1]["values"][RATE] *= 1.01
-    (sweep / "final.json").write_text(json.dumps(choices))
+    (copied / "final.json").write_text(json.dumps(choices))
     capsys.readouterr()
-    assert main(["sweep", "check", str(sweep)]) == 2
+    assert main(["sweep", "check", str(copied)]) == 2
     text = capsys.readouterr().out
     assert "its winner of lion@2x in search 1 of revision 1 is moved to optimizer" in text
 

@@ -176,17 +176,15 @@ def test_a_worker_that_is_killed_leaves_a_wave_for_which_the_next_one_writes(
 
 
 @pytest.mark.long
-def test_a_trial_that_is_computed_again_gets_a_line_that_replaces_the_other(tmp_path, computed):
-    workdir = tmp_path / "sweep"
-    shutil.copytree(computed, workdir)
-    (first, *_), before = names(workdir), events(workdir)
-    shutil.rmtree(workdir / first)
-    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
-    assert events(workdir) == [*before, ("trial", first)]
-    ledger = read_ledger(workdir)
+def test_a_trial_that_is_computed_again_gets_a_line_that_replaces_the_other(copied):
+    (first, *_), before = names(copied), events(copied)
+    shutil.rmtree(copied / first)
+    assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
+    assert events(copied) == [*before, ("trial", first)]
+    ledger = read_ledger(copied)
     last = ledger.entries[-1].content
     assert last["again"] is True
-    assert last["files"] == dict(file_digests(workdir / first))
+    assert last["files"] == dict(file_digests(copied / first))
 
 
 def test_a_trial_that_is_computed_again_within_a_second_is_told_by_its_summary(tmp_path):
@@ -215,36 +213,30 @@ def test_a_worker_reads_what_others_appended(tmp_path):
 
 
 @pytest.mark.long
-def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(tmp_path, computed):
-    workdir = tmp_path / "sweep"
-    shutil.copytree(computed, workdir)
-    (workdir / LEDGER_FILE).unlink()
-    lost = names(workdir)[0]
-    shutil.rmtree(workdir / lost)
-    assert main(["sweep", "work", str(workdir), "--vocabulary=unruly"]) == 0
-    found = events(workdir)
+def test_the_ledger_of_an_earlier_sweep_begins_with_what_is_there(copied):
+    (copied / LEDGER_FILE).unlink()
+    lost = names(copied)[0]
+    shutil.rmtree(copied / lost)
+    assert main(["sweep", "work", str(copied), "--vocabulary=unruly"]) == 0
+    found = events(copied)
     assert [event for event, _ in found] == [
         *("plan", *["trial"] * 4, "final", "code", "environment", "code", "code", "initial"),
         "trial",
     ]
     assert found[-1] == ("trial", lost)
-    ledger = read_ledger(workdir)
+    ledger = read_ledger(copied)
     assert ledger.entries[0].content["found"] == 4
 
 
 @pytest.mark.long
-def test_a_complete_sweep_of_an_earlier_version_gets_a_ledger_from_the_next_worker(
-    tmp_path, computed
-):
-    workdir = tmp_path / "sweep"
-    shutil.copytree(computed, workdir)
-    (workdir / LEDGER_FILE).unlink()
-    work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
+def test_a_complete_sweep_of_an_earlier_version_gets_a_ledger_from_the_next_worker(copied):
+    (copied / LEDGER_FILE).unlink()
+    work = ["sweep", "work", str(copied), "--vocabulary=unruly"]
     assert main(work) == 0
-    found = events(workdir)
+    found = events(copied)
     assert [event for event, _ in found] == ["plan", *["trial"] * 5, "final"]
     assert main(work) == 0
-    assert events(workdir) == found
+    assert events(copied) == found
 
 
 def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
@@ -263,29 +255,27 @@ def test_an_extension_is_in_the_ledger_before_it_is_computed(tmp_path, capsys):
     assert "sweep.2.yaml" in ledger.entries[-1].content["files"]
 
 
-def test_the_environment_of_each_run_is_in_the_ledger_once(tmp_path, computed):
-    workdir = tmp_path / "sweep"
-    shutil.copytree(computed, workdir)
-    ledger = read_ledger(workdir)
+def test_the_environment_of_each_run_is_in_the_ledger_once(copied, tmp_path, computed):
+    ledger = read_ledger(copied)
     (line,) = ledger.of("environment")
     said = line.content["environment"]
     cores = len(os.sched_getaffinity(0))
     assert (said["jax"], said["cores"]) == (importlib.metadata.version("jax"), str(cores))
     assert not {"config", "seed", "data", "code"} & said.keys()
     assert line.line < ledger.of("trial")[0].line
-    assert not examine(workdir).faults
+    assert not examine(copied).faults
     # A ledger that was written anew, by what it says of files: run.json names another device.
-    name = names(workdir)[0]
-    record = json.loads((workdir / name / "run.json").read_text())
+    name = names(copied)[0]
+    record = json.loads((copied / name / "run.json").read_text())
     record["fingerprint"]["devices"] = "8 x gpu NVIDIA H100"
-    (workdir / name / "run.json").write_text(json.dumps(record))
-    LedgerWriter(workdir).add_trials([trial_event(workdir / name, name)])
+    (copied / name / "run.json").write_text(json.dumps(record))
+    LedgerWriter(copied).add_trials([trial_event(copied / name, name)])
     why = "ledger.jsonl lacks its environment, devices 8 x gpu NVIDIA H100"
-    assert [each.why for each in examine(workdir).faults] == [why]
-    LedgerWriter(workdir).add_environment(said | {"devices": "8 x gpu NVIDIA H100"})
-    LedgerWriter(workdir).add_environment(said)
-    assert not examine(workdir).faults  # what it cannot show
-    assert [x.event for x in read_ledger(workdir).entries].count("environment") == 2
+    assert [each.why for each in examine(copied).faults] == [why]
+    LedgerWriter(copied).add_environment(said | {"devices": "8 x gpu NVIDIA H100"})
+    LedgerWriter(copied).add_environment(said)
+    assert not examine(copied).faults  # what it cannot show
+    assert [x.event for x in read_ledger(copied).entries].count("environment") == 2
     # Ledgers of earlier versions have no such line.
     earlier = Path(shutil.copytree(computed, tmp_path / "earlier"))
     (earlier / LEDGER_FILE).unlink()
