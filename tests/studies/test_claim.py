@@ -61,20 +61,27 @@ def _check(home: Path, count: int = 1, public: str = "4711") -> Checked:
     return verify_claim(home / "claim.json", home / "sweep", public, Wanted(None, count))
 
 
+def scale_losses(home: Path, name: str, factor: float, after: int = -1, to: int = 99) -> None:
+    """Changes the losses of a run in its rows, and in its summary as they then are."""
+    folder = home / "sweep" / name
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if after < row["step"] <= to:
+            row.update({key: factor * x for key, x in row.items() if key.endswith("loss")})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((folder / "summary.json").read_text())
+    newest = {key: x for row in rows for key, x in row.items()}
+    summary["metrics"] |= {key: newest[key] for key in summary["metrics"]}
+    for key, modes in summary["best"].items():
+        for mode, best in modes.items():
+            values = [row[key] for row in rows if key in row]
+            best["value"] = min(values) if mode == "min" else max(values)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
 def _forge(home: Path, name: str, factor: float = 0.9) -> None:
     """Makes the losses of a run better, in its rows, its summary and the ledger alike."""
-    run = home / "sweep" / name
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        row.update({key: factor * x for key, x in row.items() if key.endswith("/loss")})
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = json.loads((run / "summary.json").read_text())
-    for key in summary["metrics"]:
-        summary["metrics"][key] *= factor if key.endswith("/loss") else 1
-    for key, modes in summary.get("best", {}).items():
-        for best in modes.values():
-            best["value"] *= factor if key.endswith("/loss") else 1
-    (run / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    scale_losses(home, name, factor)
     _rewrite_ledger(home / "sweep")
 
 
@@ -100,6 +107,13 @@ def _rewrite_ledger(sweep: Path, without: str = "") -> None:
         entry["hash"] = before = hashlib.sha256(canonical(entry).encode()).hexdigest()
         lines.append(canonical(entry) + "\n")
     (sweep / "ledger.jsonl").write_text("".join(lines))
+
+
+def claim_anew(home: Path, without: str = "") -> None:
+    """Makes ledger and claim agree with the files but one, as whoever publishes both can."""
+    _rewrite_ledger(home / "sweep", without)
+    (home / "claim.json").unlink()
+    write_claim(home / "sweep", home / "claim.json")
 
 
 @pytest.mark.long
@@ -277,9 +291,7 @@ def test_a_run_of_another_config_than_that_of_the_plan_is_refuted(copied):
     """Its rows are those of its config, so that to compute it again shows nothing."""
     file = copied / "sweep/trials/base/0001/0/config.yaml"
     file.write_text(file.read_text().replace("width: 8", "width: 9"))
-    _rewrite_ledger(copied / "sweep")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied)
     (found,) = _check(copied).refuted
     assert found.startswith("trials/base/0001/0/config.yaml: it is not the config of the plan:")
     assert "width: 9 -> 8" in found
@@ -288,9 +300,7 @@ def test_a_run_of_another_config_than_that_of_the_plan_is_refuted(copied):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "run.json", "summary.json"])
 def test_a_ledger_without_a_file_that_a_check_reads_is_refuted(copied, name):
     """Whoever leaves it out can decide what it says after the draw."""
-    _rewrite_ledger(copied / "sweep", without=f"trials/base/0001/0/{name}")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied, without=f"trials/base/0001/0/{name}")
     assert _check(copied).refuted == (
         f"trials/base/0001/0/{name}: ledger.jsonl has no hash of it.",
     )
@@ -303,9 +313,7 @@ def test_metrics_before_the_first_step_are_evaluated_again(copied):
     (value,) = re.findall(r'"eval/loss":([0-9.]+)', file.read_text())
     assert 2 < float(value) < 3 and _check(copied, count=0).verified
     file.write_text(file.read_text().replace(value, "9.5"))
-    _rewrite_ledger(copied / "sweep")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied)
     assert _check(copied, count=0).refuted == (
         "ledger.jsonl has eval/loss 9.5 before the first step of base, and the config and code give"
         f" {float(value):.4g} here.",
@@ -321,9 +329,7 @@ def test_metrics_before_the_first_step_that_are_not_there_are_missed(copied, lef
     entry["values"] = {"eval/accuracy": entry["values"]["eval/accuracy"]} if left[0] == "a" else {}
     new = "" if left == "no line" else json.dumps(entry, separators=(",", ":")) + "\n"
     file.write_text(file.read_text().replace(f"{line}\n", new))
-    _rewrite_ledger(copied / "sweep")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied)
     (found,) = _check(copied, count=0).refuted
     assert re.fullmatch(
         r"ledger.jsonl lacks \w+/\w+ before the first step of base, and the config and code give"
@@ -344,9 +350,7 @@ def test_metrics_before_the_first_step_are_of_a_run_of_the_arm(copied, before, a
     file = copied / "sweep" / "ledger.jsonl"
     assert file.read_text().count(before) == 1
     file.write_text(file.read_text().replace(before, after))
-    _rewrite_ledger(copied / "sweep")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied)
     found, *others = _check(copied, count=0).refuted
     assert "which does not begin as they do." in found
     assert ["before the first step of base" in x for x in others] == [True] * ("other" in after)

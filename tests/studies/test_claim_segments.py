@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from tests import runs
-from tests.studies.test_claim import SWEEP, _rewrite_ledger, claimed
+from tests.studies.test_claim import SWEEP, _rewrite_ledger, claim_anew, claimed, scale_losses
 from trainer.__main__ import main
 from trainer.checkpoint import Checkpoints, Retention, distances
 from trainer.messages import UserError
@@ -67,31 +67,6 @@ def _check(home: Path, segments: int = 1, public: str = "4711", measured: int = 
     return verify_claim(home / "claim.json", home / "sweep", public, wanted)
 
 
-def _claim_anew(home: Path) -> None:
-    """Makes ledger and claim agree with the files, as whoever publishes both can."""
-    _rewrite_ledger(home / "sweep")
-    (home / "claim.json").unlink()
-    write_claim(home / "sweep", home / "claim.json")
-
-
-def _scale_losses(home: Path, name: str, factor: float, after: int = 0, to: int = 99) -> None:
-    """Changes the losses of a run in its rows, and in its summary as they then are."""
-    folder = home / "sweep" / name
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        if after < row["step"] <= to:
-            row.update({key: factor * x for key, x in row.items() if key.endswith("loss")})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = json.loads((folder / "summary.json").read_text())
-    newest = {key: x for row in rows for key, x in row.items()}
-    summary["metrics"] |= {key: newest[key] for key in summary["metrics"]}
-    for key, modes in summary["best"].items():
-        for mode, best in modes.items():
-            values = [row[key] for row in rows if key in row]
-            best["value"] = min(values) if mode == "min" else max(values)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-
-
 def _replace_state(home: Path, name: str, step: int, factor: float) -> None:
     """Writes a whole checkpoint in the place of a kept state: its parameters are scaled."""
     place = home / "sweep" / name / "segments" / str(step)
@@ -141,8 +116,8 @@ def test_drawn_segments_of_a_true_claim_have_the_same_bits(computed, capsys):
 @pytest.mark.long
 def test_the_last_evaluation_of_a_compared_run_cannot_be_edited(copied):
     """Three drawn segments of forty found that in one of ten cases; now it always is."""
-    _scale_losses(copied, RUN, 0.99, after=13)
-    _claim_anew(copied)
+    scale_losses(copied, RUN, 0.99, after=13)
+    claim_anew(copied)
     checked = _check(copied, segments=0)
     assert checked.forged and checked.last == len(checked.recomputed) == 3
     assert [x.name for x in checked.recomputed if not x.same] == [f"{RUN} from step 14 to the last"]
@@ -182,8 +157,8 @@ def test_every_segment_of_a_run_is_reproduced(computed):
 
 @pytest.mark.long
 def test_an_edited_row_is_found_in_its_segment_and_nowhere_else(copied):
-    _scale_losses(copied, RUN, 0.999, after=6, to=13)
-    _claim_anew(copied)
+    scale_losses(copied, RUN, 0.999, after=6, to=13)
+    claim_anew(copied)
     found = [recompute(segment, ())[0] for segment in _segments(copied)]
     assert [each.same for each in found] == [True, False, True]
     assert found[1].first == "train/loss at step 10"
@@ -215,7 +190,7 @@ def test_results_on_single_examples_that_were_edited_are_found(copied, edit):
             values = {key: np.roll(x, 1) for key, x in found.values.items()}
             found = replace(found, values=values)
         file.write_bytes(encode_examples(found))
-    _claim_anew(copied)
+    claim_anew(copied)
     checked = _check(copied, segments=0)
     assert not checked.refuted and checked.forged
     wrong = [x for x in checked.recomputed if not x.same]
@@ -264,9 +239,7 @@ def test_other_test_examples_of_one_run_are_found_by_a_check(copied, capsys):
 
 def test_results_that_the_ledger_lacks_are_refuted(copied):
     """Whoever leaves them out could bring the right ones once it is known which are drawn."""
-    _rewrite_ledger(copied / "sweep", without=f"{RUN}/{PER_EXAMPLE_FILE}")
-    (copied / "claim.json").unlink()
-    write_claim(copied / "sweep", copied / "claim.json")
+    claim_anew(copied, without=f"{RUN}/{PER_EXAMPLE_FILE}")
     (why,) = _check(copied).refuted
     assert why == f"{RUN}/{PER_EXAMPLE_FILE}: ledger.jsonl has no hash of it."
 
@@ -286,7 +259,7 @@ def test_an_end_that_the_rows_do_not_have_is_found_by_a_check(copied, capsys, en
 @pytest.mark.long
 def test_an_edited_state_is_found_by_the_segments_on_both_sides(copied):
     _replace_state(copied, RUN, 13, 1.01)
-    _claim_anew(copied)
+    claim_anew(copied)
     before, middle, last = (recompute(segment, ())[0] for segment in _segments(copied))
     assert before.same
     assert middle.apart == {f"{STATE}params": pytest.approx(1 - 1 / 1.01, rel=1e-3)}
@@ -300,7 +273,7 @@ def test_the_state_of_another_run_is_found(copied):
     kept = copied / "sweep" / RUN / "segments/6"
     shutil.rmtree(kept)
     shutil.copytree(copied / "sweep" / OTHER[0] / "segments/6", kept)
-    _claim_anew(copied)
+    claim_anew(copied)
     first, second = (recompute(segment, ())[0] for segment in _segments(copied)[:2])
     assert f"{STATE}params" in first.apart and f"{STATE}run_state" in first.apart
     assert second.first == "train/loss at step 10"
@@ -324,13 +297,11 @@ def test_what_was_changed_after_the_claim_is_refuted_without_computing(copied, c
 
 def test_states_that_the_ledger_or_the_plan_lacks_are_refuted(copied):
     sweep = copied / "sweep"
-    _rewrite_ledger(sweep, without=f"{RUN}/segments/6/state.safetensors")
-    (copied / "claim.json").unlink()
-    write_claim(sweep, copied / "claim.json")
+    claim_anew(copied, without=f"{RUN}/segments/6/state.safetensors")
     (why,) = _check(copied).refuted
     assert why == f"{RUN}/segments/6/state.safetensors: ledger.jsonl has no hash of it."
     shutil.copytree(sweep / RUN / "segments/6", sweep / RUN / "segments/9")
-    _claim_anew(copied)
+    claim_anew(copied)
     assert "segments/9: by the plan, this run keeps no such state." in _check(copied).refuted[-1]
 
 
@@ -348,7 +319,7 @@ def test_nothing_but_the_files_of_a_state_is_copied(copied, tmp_path):
     copy = again / "checkpoints" / str(segment.start)
     assert sorted(x.relative_to(copy) for x in copy.rglob("*") if x.is_file()) == before
     with pytest.raises(UserError, match="it is a link, and not a file of the sweep"):
-        _claim_anew(copied)
+        claim_anew(copied)
 
 
 @pytest.mark.long
@@ -385,7 +356,7 @@ def test_a_run_that_ended_otherwise_is_found(copied):
 def test_a_damaged_state_is_an_error_and_no_forgery(copied):
     """Its hash is that of the ledger: who published it cannot show its segments."""
     (copied / "sweep" / RUN / "segments/6/state.safetensors").write_bytes(b"nothing")
-    _claim_anew(copied)
+    claim_anew(copied)
     first, second, _ = _segments(copied)
     with pytest.raises(UserError, match="state of step 6 in .* is damaged"):
         recompute(first, ())
@@ -476,8 +447,8 @@ def test_an_honest_claim_is_accepted_elsewhere_and_a_changed_loss_is_not(copied,
     assert "xla_flags" in text and "It agrees within the differences" in text
 
     for name in (RUN, OTHER[0]):
-        _scale_losses(copied, name, 0.99, after=13)
-    _claim_anew(copied)
+        scale_losses(copied, name, 0.99, after=13)
+    claim_anew(copied)
     forged = _check(copied)
     assert not forged.alike and not forged.verified
     assert "more than the tolerance allows: " in " ".join(claim_sentences(forged))
@@ -494,7 +465,7 @@ def _name_another_environment(home: Path, *names: str) -> None:
 def test_runs_of_an_environment_that_the_ledger_lacks_are_refuted(copied):
     """The hashes of the ledger are those of the forged files, and its line is as it was."""
     claim = read_claim(copied / "claim.json")
-    _scale_losses(copied, RUN, 0.995)
+    scale_losses(copied, RUN, 0.995, after=0)
     _name_another_environment(copied, RUN)
     _rewrite_ledger(copied / "sweep")
     with pytest.raises(
@@ -513,12 +484,12 @@ def test_naming_another_environment_for_forged_runs_widens_no_tolerance(copied):
     """Before, it was measured on the segments that name the same one, which were forged as well."""
     other = sorted({f"trials/base/000{n}/0" for n in range(3)} - _results(copied / "sweep").winners)
     for name in (RUN, OTHER[0]):
-        _scale_losses(copied, name, 0.995, after=6)
-    _scale_losses(copied, other[0], 0.995, after=6, to=13)
+        scale_losses(copied, name, 0.995, after=6)
+    scale_losses(copied, other[0], 0.995, after=6, to=13)
     _name_another_environment(copied, RUN, OTHER[0], other[0])
     (known,) = read_ledger(copied / "sweep").of("environment")
     LedgerWriter(copied / "sweep").add_environment(known.content["environment"] | {"jax": "0.0.1"})
-    _claim_anew(copied)
+    claim_anew(copied)
     checked = _check(copied, segments=0, measured=7)
     text = " ".join(claim_sentences(checked))
     assert not checked.refuted and not checked.alike and not checked.verified
