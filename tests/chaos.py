@@ -8,7 +8,6 @@ Half of the moments are drawn over the length of a life; the other half lie shor
 has begun that is drawn first: compile, first step, evaluation, saving, restoring, final save.
 """
 
-import argparse
 import collections
 import itertools
 import os
@@ -17,12 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.chaos_sweep import forked
+from tests.chaos_sweep import command, forked
 from tests.chaos_worker import slowly
 from tests.runs import lines
 
@@ -258,19 +256,14 @@ def chaos(folder: Path, kills: int, stops: int, seed: int) -> collections.Counte
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         sys.exit(_child(*map(Path, sys.argv[2:])))
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--stops", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
-        counts = chaos(Path(folder), arguments.kills, arguments.stops, arguments.seed)
+    with command(__doc__, kills=100, stops=30, seed=0) as (folder, (kills, stops, seed)):
+        counts = chaos(folder, kills, stops, seed)
     for name, count in sorted(counts.items()):
         print(f"{count:5d}  {name}")
     total = sum(count for name, count in counts.items() if name.startswith("SIG"))
     print(f"{total} signals in {counts['runs']} runs: every run has the undisturbed bits.")
     missed = [phase for phase in PHASES if not counts[f"SIGKILL in {phase}"]]
-    if missed and arguments.kills >= 100:
+    if missed and kills >= 100:
         sys.exit(f"No SIGKILL came in {', '.join(missed)}: choose another --seed.")
 
 
