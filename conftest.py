@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib.util
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,32 @@ def lab() -> Iterator[None]:
 def copied(computed: Path, tmp_path: Path) -> Path:
     """A copy, to be changed, of the folder that the fixture `computed` of a file has."""
     return Path(shutil.copytree(computed, tmp_path / "sweep"))
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Returns a function that mounts an empty disk with options of tmpfs: "size=64k", "ro"."""
+    disk = tmp_path / "disk"
+
+    def mount(options: str) -> Path:
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("A file system can be mounted by root only.")
+        return disk
+
+    yield mount
+    subprocess.run(["umount", "-l", str(disk)], capture_output=True)
+
+
+@pytest.fixture
+def shut(tmp_path: Path, mounted: Callable[[str], Path]) -> Path:
+    """A folder in which nothing can be written."""
+    if os.geteuid() == 0:  # root may write wherever the file system lets it
+        return mounted("ro")
+    folder = tmp_path / "shut"
+    folder.mkdir(0o500)
+    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -656,39 +656,20 @@ def test_the_folder_of_a_process_on_another_host_is_not_removed(
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
-def test_a_full_disk_leaves_the_old_report(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("Only root can mount a small disk.")
-    try:
-        write(empty_report(), disk / "report")
-        before = _tree(disk)
-        (disk / "filler").write_bytes(bytes(150_000))
-        with pytest.raises(UserError, match=r"cannot be written to .*: No space left on device\."):
-            write(small_report(), disk / "report")
-        (disk / "filler").unlink()
-        assert _tree(disk) == before
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+def test_a_full_disk_leaves_the_old_report(mounted: Callable[[str], Path]) -> None:
+    disk = mounted("size=300k")
+    write(empty_report(), disk / "report")
+    before = _tree(disk)
+    (disk / "filler").write_bytes(bytes(150_000))
+    with pytest.raises(UserError, match=r"cannot be written to .*: No space left on device\."):
+        write(small_report(), disk / "report")
+    (disk / "filler").unlink()
+    assert _tree(disk) == before
 
 
-def test_a_disk_that_is_read_only_is_named(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)]
-    if os.geteuid() != 0:
-        disk.chmod(0o500)
-    elif subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("This root cannot mount a disk.")
-    try:
-        with pytest.raises(UserError, match="Read-only file system|Permission denied"):
-            write(small_report(), disk / "report")
-    finally:
-        if os.geteuid() == 0:
-            subprocess.run(["umount", str(disk)], check=True)
-        disk.chmod(0o700)
+def test_a_disk_that_is_read_only_is_named(shut: Path) -> None:
+    with pytest.raises(UserError, match="Read-only file system|Permission denied"):
+        write(small_report(), shut / "report")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\0", "arms_DIGITS"])

@@ -497,22 +497,10 @@ def test_a_file_in_place_of_a_parent_folder_is_refused(tmp_path: Path) -> None:
             Workdir(path, CONFIG, Provenance(PRINT))
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    shut = tmp_path / "shut"
-    shut.mkdir()
-    if os.geteuid() == 0:  # root may write wherever the file system lets it
-        command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(shut)]
-        if subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("Nothing is closed to root where it cannot mount a file system.")
-    else:
-        shut.chmod(0o500)
-    try:
-        for path in (shut, shut / "run"):
-            with pytest.raises(UserError, match="cannot be (made|written)"):
-                Workdir(path, CONFIG, Provenance(PRINT))
-    finally:
-        if os.geteuid() == 0:
-            subprocess.run(["umount", str(shut)], check=True)
+def test_a_folder_that_cannot_be_written_is_refused(shut: Path) -> None:
+    for path in (shut, shut / "run"):
+        with pytest.raises(UserError, match="cannot be (made|written)"):
+            Workdir(path, CONFIG, Provenance(PRINT))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/1/x"])
@@ -624,12 +612,10 @@ def test_a_broken_record_is_named(text: str, opened: Callable[..., Workdir], fol
     opened()
 
 
-def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[str]) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("A file system can be mounted by root only.")
+def test_a_full_disk_is_reported_without_a_traceback(
+    mounted: Callable[[str], Path], log: list[str]
+) -> None:
+    disk = mounted("size=64k")
     try:
         workdir = Workdir(disk / "a", CONFIG, Provenance(PRINT), log=log.append)
         with open(disk / "fill", "wb", buffering=0) as fill:
@@ -642,8 +628,6 @@ def test_a_full_disk_is_reported_without_a_traceback(tmp_path: Path, log: list[s
         assert "No space left" in log[-1]
         workdir.close("failed")
         assert record(disk / "a")["lineage"][-1]["exit"] is None, "The old record is whole."
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def other_first(monkeypatch: pytest.MonkeyPatch, take: Callable[[], Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -403,19 +403,9 @@ def test_a_writer_that_loses_the_workdir_meanwhile_replaces_nothing(tmp_path: Pa
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("A file system can be mounted by root only.")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_lines_that_a_full_disk_refused_are_written_later(small_disk: Path) -> None:
+def test_lines_that_a_full_disk_refused_are_written_later(mounted: Callable[[str], Path]) -> None:
     log: list[str] = []
+    small_disk = mounted("size=64k")
     writer = writers.create(["tensorboard"], small_disk, log=log.append)
     writer.write_scalars(1, {"x": 1})
     writer.flush()
