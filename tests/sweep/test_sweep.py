@@ -16,6 +16,7 @@ import pytest
 
 from tests import runs, short
 from tests.runs import SWEPT, replaced
+from tests.runs import lines as rows
 from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.sweep.folder import SweepFolder, WaveContent, wave_name
@@ -60,13 +61,6 @@ def write_sweep(
 def sweep(file: Path, workdir: Path, *more: str) -> int:
     words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more]
     return main(["sweep", *words]) if more else runs.sweep(*words)
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Returns the rows of metrics.jsonl without what is measured of the machine."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [{name: x for name, x in row.items() if "perf/" not in name} for row in found]
 
 
 def solo(trial: Path, workdir: Path) -> Path:
