@@ -152,10 +152,6 @@ def _halve(updates: Any, params: Any = None) -> Any:
     return jax.tree.map(lambda u: 0.5 * u, updates)
 
 
-def _halve_one(update: Any, param: Any) -> Any:
-    return 0.5 * update
-
-
 def _is_late(step: Any, *_: Any, **__: Any) -> Any:
     return step > 1
 
@@ -353,7 +349,7 @@ ROWS = [
         optax.chain,
         partial(optax.snapshot, measure_name="norm", measure=_norm),
         partial(optax.stateless, _halve),
-        partial(optax.stateless_with_tree_map, _halve_one),
+        partial(optax.stateless_with_tree_map, lambda update, param: 0.5 * update),
         _sgd(),
         note="measures, sgd",
     ),

@@ -92,16 +92,6 @@ def _l2(decay: float, recipe: partial) -> partial:
     return partial(optax.chain, partial(optax.add_decayed_weights, decay), recipe)
 
 
-def _rms_momentum(rate: float, decay: float, momentum: float) -> partial:
-    """RMSprop whose learning rate multiplies the momentum, as torch's does."""
-    return partial(
-        optax.chain,
-        partial(optax.scale_by_stddev, decay, eps_in_sqrt=False),
-        partial(optax.trace, momentum),
-        partial(optax.scale_by_learning_rate, rate),
-    )
-
-
 SAME = {
     "SGD": Case(lambda p: t.SGD(p, 0.1), partial(optax.sgd, 0.1)),
     "SGD, momentum": Case(
@@ -165,7 +155,12 @@ SAME = {
     ),
     "RMSprop, centered, momentum": Case(
         lambda p: t.RMSprop(p, 0.01, 0.9, centered=True, momentum=0.8),
-        _rms_momentum(0.01, 0.9, 0.8),
+        partial(
+            optax.chain,
+            partial(optax.scale_by_stddev, 0.9, eps_in_sqrt=False),
+            partial(optax.trace, 0.8),
+            partial(optax.scale_by_learning_rate, 0.01),
+        ),
         "torch multiplies the momentum by the learning rate of the step",
     ),
     "Adafactor": Case(

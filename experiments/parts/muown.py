@@ -73,7 +73,7 @@ def muown(
         grad, learning_rate = given["grad"], given["learning_rate"]
         norms = jax.tree.map(partial(at, state.count), state.norms)
         units = jax.tree.map(jnp.divide, params, state.gains)
-        of_gains = jax.tree.map(partial(jnp.sum, axis=-2, keepdims=True), _times(grad, units))
+        of_gains = jax.tree.map(lambda g, u: jnp.sum(g * u, -2, keepdims=True), grad, units)
         of_units = jax.tree.map(lambda g, u, x: g - u * x, grad, units, of_gains)
         scaled = jax.tree.map(lambda x, g, n: x * (g / n), of_units, state.gains, norms)
         mixed, moments = mean.update(scaled, state.momentum)
@@ -93,7 +93,3 @@ def muown(
 
 def _norm(x: jax.Array) -> jax.Array:
     return jnp.linalg.norm(x, axis=-2, keepdims=True)
-
-
-def _times(x: Any, y: Any) -> Any:
-    return jax.tree.map(jnp.multiply, x, y)

@@ -64,17 +64,13 @@ Editor.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(nod
 Editor.add_multi_constructor("!", _untagged)
 
 
-def as_an_editor(text: str) -> Any:
-    return yaml.load(text, Editor)
-
-
 @pytest.fixture(scope="module")
 def validator() -> Any:
     return jsonschema.Draft202012Validator(json.loads(FILE.read_text()))
 
 
 def mistakes(validator: Any, text: str) -> list[str]:
-    return [error.message for error in validator.iter_errors(as_an_editor(text))]
+    return [error.message for error in validator.iter_errors(yaml.load(text, Editor))]
 
 
 @pytest.mark.long

@@ -1162,10 +1162,6 @@ def test_an_optimizer_that_fails_names_a_parameter_without_elements():
             optimizer.update(params, optimizer.init(params), params)
 
 
-def _eval_params(optimizer, params):
-    return optimizer.eval_params(optimizer.init(params), params)
-
-
 def _tx_update(optimizer, params):
     return optimizer.tx.update(params, optimizer.tx.init(params), params)
 
@@ -1178,7 +1174,7 @@ def _tx_update(optimizer, params):
         (1, lambda optimizer, params: optimizer.layer_scales(params)),
         (1, lambda optimizer, params: optimizer.init(params)),
         (2, lambda optimizer, params: optimizer.update(params, optimizer.init(params), params)),
-        (2, _eval_params),
+        (2, lambda optimizer, params: optimizer.eval_params(optimizer.init(params), params)),
         (2, _tx_update),
     ],
     ids=["label", "trainable", "layer_scales", "init", "update", "eval_params", "tx"],

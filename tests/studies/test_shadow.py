@@ -12,6 +12,7 @@ import pytest
 import optim
 from optim.paths import flatten
 from tests import runs, short
+from tests.studies import test_rate_test
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.checkpoint import load_params
@@ -31,14 +32,7 @@ from trainer.studies.shadow import (
 pytestmark = pytest.mark.usefixtures("lab")
 
 LAB = ["quadratic_lab"]
-QUADRATIC = """
-model: !quadratic_lab.model
-data: !quadratic_lab.points
-loss: !losses.squared_error
-optimizer: !optax.sgd {learning_rate: 0.01}
-steps: 60
-writers: []
-"""
+QUADRATIC = test_rate_test.QUADRATIC.replace("steps: 200", "steps: 60")
 MLP = """
 model: !models.mlp {width: 16, depth: 1}
 data: !data.digits {batch_size: 32}
