@@ -11,7 +11,7 @@ import optim
 from tests import runs, short
 from tests.runs import CONFIGS as FILES
 from tests.runs import ELSEWHERE, lines, options, train, write_config
-from tests.sweep.test_sweep import folders, sweep, write_sweep
+from tests.sweep.test_sweep import folders, swept
 from trainer import config as configs
 from trainer.__main__ import main
 from trainer.config import Builder, Call, ConfigError, full_text, load
@@ -208,8 +208,7 @@ def test_the_files_of_trials_are_those_of_their_configs():
 
 @pytest.mark.long
 def test_the_folder_of_a_trial_has_its_full_config(tmp_path):
-    assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
-    found = folders(tmp_path / "sweep")
+    found = folders(swept(tmp_path))
     assert len(found) == 5
     for trial in found:
         config = load([trial / "config.yaml"])

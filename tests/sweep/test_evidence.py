@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import runs, short
-from tests.sweep.test_sweep import GOAL, sweep, write_sweep
+from tests.sweep.test_sweep import GOAL, sweep, swept, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
 from trainer.sweep import extension
@@ -93,10 +93,7 @@ def test_any_byte_of_any_result_file_that_is_edited_is_found(copied):
 @pytest.mark.long
 def test_the_checkpoint_of_another_run_is_a_fault(tmp_path):
     """`checkpoint check` finds nothing wrong with it, and nor did `sweep check`."""
-    assert (
-        sweep(write_sweep(tmp_path, more="checkpoints: final", trials=2), tmp_path / "sweep") == 0
-    )
-    folder = tmp_path / "sweep"
+    folder = swept(tmp_path, more="checkpoints: final", trials=2)
     runs_of = sorted(x.relative_to(folder).as_posix() for x in folder.glob("trials/base/*/0"))
     one, two = (folder / name / "checkpoints" for name in runs_of)
     assert not faults(folder)

@@ -11,7 +11,7 @@ from tests import runs
 from tests.runs import SWEPT, replaced
 from tests.sweep.test_halving import SWEEP as HALVED
 from tests.sweep.test_halving import compute, write
-from tests.sweep.test_sweep import POISONED, folders, rows, sweep, write_sweep
+from tests.sweep.test_sweep import POISONED, folders, rows, sweep, swept, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer import checkpoint
 from trainer.__main__ import main
@@ -27,9 +27,7 @@ CLAIMS = "claims: {segments: 5}"  # of 12 steps: 2, 4, 7, 9
 
 @pytest.fixture(scope="module")
 def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kept")
-    assert sweep(write_sweep(folder, more=CLAIMS), folder / "sweep") == 0
-    return folder / "sweep"
+    return swept(tmp_path_factory.mktemp("kept"), more=CLAIMS)
 
 
 def kept(workdir: Path) -> dict[str, bytes]:
@@ -68,7 +66,7 @@ def test_a_kept_state_is_that_of_the_run_alone(computed, tmp_path):
 
 @pytest.mark.long
 def test_keeping_states_changes_no_bits_and_no_other_file(computed, tmp_path):
-    assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
+    swept(tmp_path)
     for one, other in zip(folders(computed), folders(tmp_path / "sweep"), strict=True):
         assert rows(one) == rows(other)
         names = [{x.name for x in trial.iterdir()} for trial in (one, other)]
@@ -131,7 +129,7 @@ def test_trials_that_are_stopped_early_keep_what_they_came_to(tmp_path):
 @pytest.mark.long
 def test_a_trial_that_goes_back_is_computed_alone_and_keeps_none(tmp_path):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
-    assert sweep(write_sweep(tmp_path, base, more=CLAIMS), tmp_path / "sweep") == 0
+    swept(tmp_path, base, more=CLAIMS)
     assert not kept(tmp_path / "sweep") and not examine(tmp_path / "sweep").faults
 
 

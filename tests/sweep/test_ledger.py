@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.test_sweep import folders, rows, sweep, write_sweep
+from tests.sweep.test_sweep import folders, rows, sweep, swept, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from trainer.__main__ import main
 from trainer.sweep.evidence import examine
@@ -123,9 +123,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def computed(lab: None, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ledger")
-    assert sweep(write_sweep(folder, more="checkpoints: final"), folder / "sweep") == 0
-    return folder / "sweep"
+    return swept(tmp_path_factory.mktemp("ledger"), more="checkpoints: final")
 
 
 @pytest.mark.long

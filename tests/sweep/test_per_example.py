@@ -20,7 +20,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from tests import runs, token_cases
 from tests.engine.test_loss_contract import TEST, by_hand, program
 from tests.sweep.test_evidence import faults
-from tests.sweep.test_sweep import folders, replaced, rows, sweep, write_sweep
+from tests.sweep.test_sweep import folders, replaced, rows, sweep, swept, write_sweep
 from tests.sweep.test_sweep_kills import kill_in
 from tests.sweep_results import compare
 from trainer import checkpoint, data, losses, metrics, models
@@ -248,8 +248,7 @@ def check_against_rows(trial: Path) -> Examples:
 @pytest.mark.long
 def test_final_runs_have_the_values_of_their_parameters_in_float64(tmp_path):
     """From the checkpoint of the run by `model.apply`, with scikit-learn's losses."""
-    file = write_sweep(tmp_path, replaced("steps", "40"), more="checkpoints: final")
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, replaced("steps", "40"), more="checkpoints: final")
     import unruly  # type: ignore[import-not-found]
 
     points = unruly.points()
@@ -324,7 +323,7 @@ def test_rows_and_states_do_not_depend_on_what_is_kept(tmp_path, more):
 def test_a_final_run_that_went_back_and_is_computed_alone_keeps_them(tmp_path):
     base = replaced("save_every", "2", replaced("on_nonfinite", "rollback"))
     base = replaced("data", "!unruly.poisoned {at: [4]}", base)
-    assert sweep(write_sweep(tmp_path, base, trials=1), tmp_path / "sweep") == 0
+    swept(tmp_path, base, trials=1)
     finals = sorted((tmp_path / "sweep").glob("final/*/*"))
     assert len(finals) == 2
     for trial in finals:
@@ -336,9 +335,7 @@ def test_a_final_run_that_went_back_and_is_computed_alone_keeps_them(tmp_path):
 @pytest.mark.long
 def test_a_final_run_that_diverged_has_none(tmp_path):
     data_of_base = "!unruly.poisoned {at: [7]}"
-    file = write_sweep(tmp_path, replaced("data", data_of_base), trials=1)
-    file.write_text(file.read_text().replace("{seeds: 2}", "{seeds: [5, 6]}"))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, replaced("data", data_of_base), trials=1, final="{seeds: [5, 6]}")
     assert not list((tmp_path / "sweep").rglob(PER_EXAMPLE_FILE))
 
 
@@ -422,8 +419,7 @@ def test_examples_whose_mean_is_not_that_of_the_rows_are_found(tmp_path):
 
 @pytest.mark.long
 def test_a_byte_of_the_file_that_is_edited_is_found(tmp_path, capsys):
-    file = write_sweep(tmp_path, trials=1)
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, trials=1)
     (kept, *_) = sorted((tmp_path / "sweep").glob(f"final/*/*/{PER_EXAMPLE_FILE}"))
     content = bytearray(kept.read_bytes())
     content[60] ^= 1

@@ -46,14 +46,22 @@ pytestmark = pytest.mark.usefixtures("lab")
 
 
 def write_sweep(
-    folder: Path, base: str = SWEPT, space: str = RATES, more: str = "", trials: int = 3
+    folder: Path,
+    base: str = SWEPT,
+    space: str = RATES,
+    more: str = "",
+    trials: int = 3,
+    method: str = "!method.random {seed: 1}",
+    final: str = "{seeds: 2}",
 ) -> Path:
+    """Writes a sweep and its base; `method` "" is that of the space."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "base.yaml").write_text(base)
     file = folder / "sweep.yaml"
+    drawn = f"method: {method}\n" if method else ""
     file.write_text(
         f"base: base.yaml\nspace:\n  {space}\ntrials: {trials}\n"
-        f"method: !method.random {{seed: 1}}\ngoal: {GOAL}\nfinal: {{seeds: 2}}\n{more}\n"
+        f"{drawn}goal: {GOAL}\nfinal: {final}\n{more}\n"
     )
     return file
 
@@ -61,6 +69,12 @@ def write_sweep(
 def sweep(file: Path, workdir: Path, *more: str) -> int:
     words = [f"--config={file}", "--vocabulary=unruly", f"--workdir={workdir}", *more]
     return main(["sweep", *words]) if more else runs.sweep(*words)
+
+
+def swept(folder: Path, *what: Any, **changes: Any) -> Path:
+    """Computes the sweep that `write_sweep` writes; returns its folder."""
+    assert sweep(write_sweep(folder, *what, **changes), folder / "sweep") == 0
+    return folder / "sweep"
 
 
 def solo(trial: Path, workdir: Path) -> Path:
@@ -89,8 +103,7 @@ def test_a_sweep_says_once_that_a_step_is_slow(tmp_path, capfd):
     for name, value in (("steps", "14"), ("steps_per_call", "1"), ("log_every", "1")):
         base = replaced(name, value, base)
     base = replaced("watchdog", "4.0", base)
-    file = write_sweep(tmp_path, base, more="seeds: 2", trials=1)
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, base, more="seeds: 2", trials=1)
     said = capfd.readouterr().err
     # Batch 10 was slow four times: for each of the two data seeds of two waves.
     assert said.count("Slow:") == 1 and "hread 0x" not in said, said
@@ -189,9 +202,7 @@ def test_one_program_serves_a_hundred_trials(tmp_path, monkeypatch):
     )
     base = replaced("steps", "3")
     space = RATES + "\n  optimizer.b2: !space.uniform {low: 0.9, high: 0.999}"
-    file = write_sweep(tmp_path, base, space, "seeds: 4", trials=25)
-    assert sweep(file, tmp_path / "sweep") == 0
-    assert len(folders(tmp_path / "sweep")) == 102
+    assert len(folders(swept(tmp_path, base, space, "seeds: 4", trials=25))) == 102
     assert len(compiled) == 1
 
 
@@ -222,8 +233,7 @@ checkpoints: final
 
 @pytest.mark.long
 def test_a_trial_has_the_folder_of_a_run(tmp_path):
-    file = write_sweep(tmp_path, replaced("writers", "[tensorboard, console]"))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, replaced("writers", "[tensorboard, console]"))
     trial, *_ = (tmp_path / "sweep").glob("trials/base/0001/0")
     names = {path.name for path in trial.iterdir()}
     assert {n for n in names if not n.startswith("events.out")} == {
@@ -251,10 +261,7 @@ def test_a_trial_has_the_folder_of_a_run(tmp_path):
 @pytest.mark.long
 def test_best_and_final_checkpoints_of_a_trial_are_kept_if_asked(tmp_path):
     base = replaced("eval_every", "2", replaced("save_every", "2"))
-    file = write_sweep(tmp_path, base, more="checkpoints: best\nfinal: null")
-    file.write_text(file.read_text().replace("final: {seeds: 2}\n", "", 1))
-    assert sweep(file, tmp_path / "sweep") == 0
-    for trial in folders(tmp_path / "sweep"):
+    for trial in folders(swept(tmp_path, base, more="checkpoints: best", final="null")):
         losses = {row["step"]: row["eval/loss"] for row in rows(trial) if "eval/loss" in row}
         best = min(losses, key=lambda step: losses[step])
         assert [info.step for info in checkpoint.ls(trial)] == sorted({best, 12})
@@ -262,9 +269,7 @@ def test_best_and_final_checkpoints_of_a_trial_are_kept_if_asked(tmp_path):
 
 def test_the_winners_run_again_on_fresh_seeds(tmp_path):
     space = "optimizer.learning_rate: !space.values {values: [3e-2, 1e-3, 2e-2]}"
-    file = write_sweep(tmp_path, space=space)
-    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, space=space, method="")
     trials = (tmp_path / "sweep").glob("trials/*/*/*")
     losses = {int(trial.parent.name): rows(trial)[-1]["eval/loss"] for trial in trials}
     best = min(losses, key=lambda number: losses[number])
@@ -281,9 +286,7 @@ def test_the_winners_run_again_on_fresh_seeds(tmp_path):
 
 def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
     space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e30]}"
-    file = write_sweep(tmp_path, space=space)
-    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, space=space, method="")
     said = capsys.readouterr().err
     outcomes = [read_outcome(trial) for trial in folders(tmp_path / "sweep")]
     ends = [outcome.end for outcome in outcomes if outcome]
@@ -301,8 +304,7 @@ def test_a_trial_that_diverges_is_a_result_and_ranks_last(tmp_path, capsys):
 @pytest.mark.long
 def test_a_sweep_with_an_arm_without_a_winner_is_not_done(tmp_path):
     space = "optimizer.learning_rate: !space.values {values: [1e30, 2e30, 3e30]}"
-    file = write_sweep(tmp_path, space=space)
-    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    file = write_sweep(tmp_path, space=space, method="")
     process = start(file, tmp_path / "sweep")
     assert "base has no winner: every trial diverged or failed." in process.communicate()[0]
     assert process.returncode == 1
@@ -312,8 +314,7 @@ def test_a_sweep_with_an_arm_without_a_winner_is_not_done(tmp_path):
 @pytest.mark.long
 def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
     base = replaced("on_nonfinite", "rollback", replaced("data", POISONED))
-    file = write_sweep(tmp_path, base, more="checkpoints: final", trials=2)
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, base, more="checkpoints: final", trials=2)
     assert "It is computed alone." in capsys.readouterr().err
     trial = next((tmp_path / "sweep").glob("trials/base/0001/0"))
     assert_equal(trial, solo(trial, tmp_path / "alone"), 12)
@@ -322,9 +323,7 @@ def test_a_trial_that_goes_back_is_computed_alone(tmp_path, capsys):
 
 def test_an_error_in_a_users_code_fails_its_trial_only(tmp_path, capsys):
     base = replaced("data", "!unruly.raising {seed: 1}")
-    file = write_sweep(tmp_path, base, more="seeds: 2\nfinal: null", trials=2)
-    file.write_text(file.read_text().replace("final: {seeds: 2}\n", "", 1))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, base, more="seeds: 2", trials=2, final="null")
     said = capsys.readouterr().err
     ends = {str(t.relative_to(tmp_path)): read_outcome(t) for t in folders(tmp_path / "sweep")}
     assert {name[-6:]: outcome.end for name, outcome in ends.items() if outcome} == {
@@ -346,11 +345,8 @@ def test_an_error_in_a_users_code_fails_its_trial_only(tmp_path, capsys):
 def test_a_trial_whose_program_raises_fails_after_three_errors_with_the_error(tmp_path, capsys):
     """A callback of the program does: the error may belong to any trial of its wave."""
     base = replaced("data", "!unruly.marked {seed: 1}")
-    file = write_sweep(tmp_path, replaced("loss", "!unruly.loss_refusing_marks", base), trials=1)
-    workdir = tmp_path / "sweep"
-    text = file.read_text().replace("final: {seeds: 2}", "final: null\nseeds: 2")
-    file.write_text(text)
-    assert sweep(file, workdir) == 0
+    base = replaced("loss", "!unruly.loss_refusing_marks", base)
+    workdir = swept(tmp_path, base, more="seeds: 2", trials=1, final="null")
     said = capsys.readouterr().err
     assert said.count("2 trials from") == 3 and said.count("1 trial from") == 1 + 3
     good, bad = [read_outcome(trial) for trial in folders(workdir)]
@@ -407,8 +403,7 @@ def test_winners_are_chosen_again_after_trials_that_failed(tmp_path, capsys, mon
     """The trial that failed is as good as the other one, and comes first."""
     base = replaced("data", "!unruly.raising {seed: 0}")
     space = "data.seed: !space.values {values: [0, 99]}"
-    file = write_sweep(tmp_path, base, space, trials=2)
-    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
+    file = write_sweep(tmp_path, base, space, trials=2, method="")
     workdir, run = tmp_path / "sweep", tmp_path / "sweep/final/base/10000"
     work = ["sweep", "work", str(workdir), "--vocabulary=unruly"]
     assert sweep(file, workdir) == 0 and "seed: 99" in (run / "config.yaml").read_text()
@@ -584,7 +579,7 @@ def test_a_wave_and_a_worker_ask_for_the_machine_and_the_code_once(tmp_path, mon
     """It takes several processes of git."""
     calls = []
     monkeypatch.setattr(fingerprint, "_versions", lambda: calls.append(None) or {"python": "3"})
-    assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
+    swept(tmp_path)
     assert len(calls) == 3  # a wave of the search, one of the final runs, and the worker
     for trial in folders(tmp_path / "sweep"):
         assert json.loads((trial / "run.json").read_text())["fingerprint"]["python"] == "3"
@@ -666,9 +661,7 @@ def test_muon_soap_and_shampoo_are_planned_under_vmap(tmp_path):
 @pytest.mark.long
 def test_a_trial_that_diverges_leaves_the_others_of_its_vmap(tmp_path):
     space = "optimizer.learning_rate: !space.values {values: [1e30, 1e-2, 3e-2]}"
-    file = write_sweep(tmp_path, space=space, more="vmap: 4")
-    file.write_text(file.read_text().replace("method: !method.random {seed: 1}\n", ""))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, space=space, more="vmap: 4", method="")
     outcomes = [read_outcome(trial) for trial in folders(tmp_path / "sweep")]
     assert [o.end for o in outcomes if o] == ["done"] * 2 + ["diverged", "done", "done"]
 
@@ -686,8 +679,7 @@ def test_a_wave_that_does_not_fit_into_memory_is_halved(tmp_path, monkeypatch, c
         inner(self)
 
     monkeypatch.setattr(WaveRunner, "_compute_blocks", compute)
-    file = write_sweep(tmp_path, trials=5)
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, trials=5)
     said = capsys.readouterr().err
     assert (
         "of 5 trials is split. It does not fit into memory: JaxRuntimeError: RESOURCE_EXHAUSTED"

@@ -76,8 +76,7 @@ def test_a_worker_killed_at_the_end_of_a_wave_costs_nothing(tmp_path, capsys, lo
 
 @pytest.mark.long
 def test_what_a_worker_killed_at_the_very_end_left_is_removed(tmp_path, capsys):
-    file = write_sweep(tmp_path)
-    file.write_text(file.read_text().replace("final: {seeds: 2}", "final: null"))
+    file = write_sweep(tmp_path, final="null")
     workdir = tmp_path / "sweep"
     assert sweep(file, workdir, "--plan_only") == 0
     kill_in("discard", 9, workdir)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import runs
-from tests.sweep.test_sweep import replaced, sweep, write_sweep
+from tests.sweep.test_sweep import replaced, swept
 from trainer.writers.summary import read_summary
 
 backend = pytest.importorskip("tensorboard.plugins.hparams.backend_context")
@@ -146,8 +146,7 @@ def test_a_run_that_diverged_is_marked_as_failed(tmp_path):
 
 @pytest.mark.long
 def test_the_trials_of_a_sweep_are_the_lines_of_a_table_if_asked(tmp_path):
-    file = write_sweep(tmp_path, replaced("writers", "[tensorboard]"))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, replaced("writers", "[tensorboard]"))
     tab = Tab(tmp_path / "sweep" / "trials")
     assert tab.status == ["SUCCESS"] * 3
     assert len({cells["optimizer.learning_rate"] for cells in tab.rows}) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests import runs
-from tests.sweep.test_sweep import folders, replaced, solo, sweep, write_sweep
+from tests.sweep.test_sweep import folders, replaced, solo, swept
 from tests.sweep.test_sweep_trial_folder import computed
 from trainer import config as configs
 from trainer.__main__ import main
@@ -173,8 +173,7 @@ def test_a_run_without_all_of_its_rows_is_done_and_failed(config, tmp_path):
 
 @pytest.mark.long
 def test_a_trial_has_the_summary_of_its_run_alone(tmp_path):
-    assert sweep(write_sweep(tmp_path), tmp_path / "sweep") == 0
-    for index, trial in enumerate(folders(tmp_path / "sweep")[:2]):
+    for index, trial in enumerate(folders(swept(tmp_path))[:2]):
         assert content(trial) == content(solo(trial, tmp_path / str(index)))
         rows = read_metrics(trial)
         assert summary(trial).seconds == rows[-1]["perf/seconds"] > 0
@@ -197,9 +196,7 @@ def test_the_seconds_of_a_trial_are_its_share_of_those_of_its_wave(tmp_path, mon
 
     monkeypatch.setattr(WaveRunner, "_compute_blocks", timed)
     sleepy = replaced("data", "!unruly.sleepy {seconds: 0.02, every: true}")
-    file = write_sweep(tmp_path, sleepy, more=more)
-    file.write_text(file.read_text().replace("final: {seeds: 2}", "final: null"))
-    assert sweep(file, tmp_path / "sweep") == 0
+    swept(tmp_path, sleepy, more=more, final="null")
     seconds = [summary(trial).seconds or 0.0 for trial in folders(tmp_path / "sweep")]
     assert len(seconds) == 3
     # Each has less than half of the time in which all three were computed.
