@@ -54,9 +54,7 @@ final: {{seeds: 1}}
 @pytest.fixture(scope="module")
 def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two arms in three searches of eleven points: four, three, three and one."""
-    folder = tmp_path_factory.mktemp("asked")
-    assert compute(write(folder, SWEEP, BASE), folder / "sweep") == 0
-    return folder / "sweep"
+    return runs.swept(tmp_path_factory.mktemp("asked"), BASE, SWEEP, "--vocabulary=unruly")
 
 
 def batches(sweep: Path, arm: str, search: int) -> list[dict[str, Any]]:
@@ -248,8 +246,7 @@ def test_a_descent_that_cannot_be_is_refused(tmp_path, capsys, old, new, said):
 
 
 def test_a_sweep_by_descent_goes_on_from_its_best_points(tmp_path, capsys):
-    sweep = tmp_path / "sweep"
-    assert compute(write(tmp_path, DESCENT, BASE), sweep) == 0
+    sweep = runs.swept(tmp_path, BASE, DESCENT, "--vocabulary=unruly")
     assert main(["sweep", "check", str(sweep)]) == 0
     seed = read_plan(sweep).offsets[1]
     points = [values_at(sweep / f"trials/nadamw/1.{n:04}/{seed}") for n in range(11)]

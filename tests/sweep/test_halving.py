@@ -61,9 +61,7 @@ def compute(file: Path, workdir: Path) -> int:
 @pytest.fixture(scope="module")
 def computed(lab: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two arms of nine points, cut at steps 4 and 8 of 12."""
-    folder = tmp_path_factory.mktemp("halving")
-    assert compute(write(folder), folder / "sweep") == 0
-    return folder / "sweep"
+    return runs.swept(tmp_path_factory.mktemp("halving"), BASE, SWEEP, "--vocabulary=unruly")
 
 
 def goal_at(trial: Path, step: int) -> float:
