@@ -74,8 +74,7 @@ def main() -> None:
     labels = jax.random.randint(keys[2], shape, 0, arguments.vocabulary)
     inputs = (features, kernel, labels)
     (mine, my_bytes), (other, other_bytes) = compiled(ours, inputs), compiled(theirs, inputs)
-    for warm_up in (mine, other):
-        warm_up()
+    interleave([mine, other], 1)  # warms up
     name = f"chunked loss, {arguments.positions} positions of width {arguments.width}"
     sizes = ([x / 2**20] for x in (my_bytes, other_bytes))
     report(f"{name}, memory", *sizes, target=0.5, unit="MiB", other="whole logits")

@@ -93,8 +93,7 @@ def compare_steps(name: str, program: Program, count: int, rounds: int) -> None:
             jax.block_until_ready(metrics.arrays)
 
     sides: list[Callable[[], None]] = [diagnose, step]
-    for warm_up in sides:
-        warm_up()
+    interleave(sides, 1)  # warms up
     seconds = interleave(sides, rounds, time.process_time)
     ours, steps = ([1e3 * x / count for x in side] for side in seconds)
     ratio = report(f"diagnostics, {name}", ours, steps, 1.0, unit="ms of CPU", other="a step")

@@ -35,8 +35,7 @@ def main() -> None:
         # A step of the MLP is short, so that a round has more of them.
         steps = arguments.steps * (1 if "ViT" in name else 20)
         ours, constants = (stepper(each, steps) for each in (program, Program(program.experiment)))
-        for warm_up in (ours, constants):
-            warm_up()
+        interleave([ours, constants], 1)  # warms up
         seconds = interleave([ours, constants], arguments.rounds)
         ours_ms, constants_ms = ([1e3 * x / steps for x in side] for side in seconds)
         count = len(program.inputs.values)

@@ -104,8 +104,7 @@ def main() -> None:
         for action in [arguments.only] if arguments.only else TARGETS:
             watched = dataclasses.replace(experiment, on_nonfinite=action)
             mine = stepper(Program(watched), arguments.steps)
-            for warm_up in (mine, theirs):
-                warm_up()
+            interleave([mine, theirs], 1)  # warms up
             seconds = interleave([mine, theirs], arguments.rounds)
             to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
             target = TARGETS[action][clip_norm]

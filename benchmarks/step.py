@@ -66,8 +66,7 @@ def main() -> None:
             hand.update(params=p, opt_state=s)
         jax.block_until_ready(value)
 
-    for warm_up in (ours, theirs):
-        warm_up()
+    interleave([ours, theirs], 1)  # warms up
     seconds = interleave([ours, theirs], arguments.rounds)
     to_ms = [[1e3 * x / arguments.steps for x in side] for side in seconds]
     report(f"step, {jax.devices()[0].device_kind}", *to_ms, target=1.02, unit="ms")

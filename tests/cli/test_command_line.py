@@ -536,8 +536,7 @@ def test_gin_bindings_yaml_and_set_build_the_same_config(capsys):
     for sets in ([], ["--set", "steps=100"]):
         trees = []
         for suffix in ("gin", "yaml"):
-            code = main(["config", f"--gin_file={ROOT}/configs/muon_vit.{suffix}", *sets])
-            assert code == 0
+            assert main(["config", f"--gin_file={ROOT}/configs/muon_vit.{suffix}", *sets]) == 0
             trees.append(capsys.readouterr().out)
         assert trees[0] == trees[1]
         assert not sets or "steps: 100" in trees[0]

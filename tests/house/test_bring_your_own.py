@@ -58,8 +58,7 @@ my_lab.optimizers.sign_momentum.learning_rate = 0.01
 def test_a_package_from_outside_trains(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     workdir = tmp_path / "run"
-    code = main([f"--config={tmp_path / name}", "--vocabulary=my_lab", f"--workdir={workdir}"])
-    assert code == 0
+    assert main([f"--config={tmp_path / name}", "--vocabulary=my_lab", f"--workdir={workdir}"]) == 0
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     hits = [line["eval/hits"] for line in lines if "eval/hits" in line]
     assert hits[-1] > 0.8  # a guess is right once in three
