@@ -295,6 +295,12 @@ def lines(workdir: Path) -> list[dict[str, Any]]:
     return [computed(row) for row in rows]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files in a folder and below, by their paths in it."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def computed(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a row or a summary.json without what was measured of the machine."""
     return {name: value for name, value in content.items() if not name.startswith("perf/")}

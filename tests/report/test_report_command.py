@@ -99,9 +99,9 @@ def test_a_report_is_a_page_and_markdown_unless_more_is_asked_for(computed, tmp_
 def test_a_report_is_replaced_and_equal_results_give_equal_files(computed, capsys):
     report(capsys, computed)
     folder = computed / "report"
-    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    before = runs.contents(folder)
     report(capsys, computed)
-    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+    assert runs.contents(folder) == before
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from tests.report_documents import (
     report_of,
     small_report,
 )
-from tests.runs import ROOT
+from tests.runs import ROOT, contents
 from trainer.messages import UserError
 from trainer.report import FORMATS
 from trainer.report.document import Block, Column, Panel, Report, Table
@@ -447,17 +447,12 @@ def test_text_between_backticks_is_code_in_latex() -> None:
 # The folder
 
 
-def _tree(folder: Path) -> dict[str, bytes]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def test_a_report_is_written_with_all_of_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "report"
     report = small_report()
     paths = write(report, folder)
     assert paths[:2] == [folder / "index.html", folder / "report.md"]
-    assert {path.relative_to(folder).as_posix() for path in paths} == set(_tree(folder)) - {
+    assert {path.relative_to(folder).as_posix() for path in paths} == set(contents(folder)) - {
         ".report.json"
     }
     names = [path.relative_to(folder).as_posix() for path in paths]
@@ -486,7 +481,7 @@ def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None
         tmp_path / "r" / "report.md"
     ]
     assert "figures/" not in (tmp_path / "r" / "report.md").read_text()
-    assert set(_tree(tmp_path / "r")) == {"report.md", ".report.json"}
+    assert set(contents(tmp_path / "r")) == {"report.md", ".report.json"}
 
 
 def test_a_report_without_numbers_is_written(tmp_path: Path) -> None:
@@ -507,7 +502,7 @@ def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
         environment = os.environ | {"PYTHONHASHSEED": seed, "TZ": f"UTC{seed}"}
         command = [sys.executable, "-c", source, str(folder)]
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
-        trees.append(_tree(folder))
+        trees.append(contents(folder))
     assert trees[0] == trees[1]
     assert b"CreationDate" not in trees[0]["figures/tuning_digits.pdf"]
 
@@ -522,7 +517,7 @@ def test_a_report_replaces_the_old_one_and_keeps_the_files_of_the_user(tmp_path:
     for _ in range(2):
         paths = write(fewer, folder)
         assert not (folder / "figures").exists()
-        assert set(_tree(folder)) == {
+        assert set(contents(folder)) == {
             *(path.relative_to(folder).as_posix() for path in paths),
             *(".report.json", "latex/report.pdf"),
         }
@@ -534,10 +529,10 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     write(small_report(), folder, formats=("markdown",))
     (folder / "index.html").write_text("mine")
-    before = _tree(folder)
+    before = contents(folder)
     with pytest.raises(UserError, match="index.html is not of the last report"):
         write(small_report(), folder)
-    assert _tree(folder) == before
+    assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
@@ -549,7 +544,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
         write(small_report(), tmp_path / "notes.txt")
     with pytest.raises(UserError, match="Not a directory"):
         write(small_report(), tmp_path / "notes.txt" / "report")
-    assert _tree(tmp_path) == {"notes.txt": b"mine"}
+    assert contents(tmp_path) == {"notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"files": 3}', "\udcff"])
@@ -575,7 +570,7 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(small_report(), tmp_path / "report")
-    before = _tree(tmp_path)
+    before = contents(tmp_path)
 
     def broken(*_: object) -> list[Path]:
         raise RuntimeError("broken")
@@ -585,7 +580,7 @@ def test_an_error_while_a_report_is_written_leaves_the_old_one(
         write(small_report(), tmp_path / "report")
     monkeypatch.undo()
     write(small_report(), tmp_path / "report")
-    assert _tree(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.long
@@ -594,7 +589,7 @@ def test_a_kill_never_leaves_a_part_of_a_report(tmp_path: Path, moment: str) -> 
     folder = tmp_path / "report"
     write(small_report(), folder)
     (folder / "notes.txt").write_text("mine")
-    before = _tree(folder)
+    before = contents(folder)
     source = f"""
 import os, signal, sys
 import trainer.report.figures.drawing
@@ -620,10 +615,10 @@ t.write(t.replace(t.small_report(), title="new"), Path(sys.argv[1]))
     done = subprocess.run([sys.executable, "-c", source, str(folder)], cwd=ROOT)
     assert done.returncode == -signal.SIGKILL
     if moment != "second":
-        assert _tree(folder) == before
+        assert contents(folder) == before
     assert len(list(tmp_path.iterdir())) == 2
     write(small_report(), folder)
-    assert _tree(folder) == before
+    assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
@@ -659,12 +654,12 @@ def test_the_folder_of_a_process_on_another_host_is_not_removed(
 def test_a_full_disk_leaves_the_old_report(mounted: Callable[[str], Path]) -> None:
     disk = mounted("size=300k")
     write(empty_report(), disk / "report")
-    before = _tree(disk)
+    before = contents(disk)
     (disk / "filler").write_bytes(bytes(150_000))
     with pytest.raises(UserError, match=r"cannot be written to .*: No space left on device\."):
         write(small_report(), disk / "report")
     (disk / "filler").unlink()
-    assert _tree(disk) == before
+    assert contents(disk) == before
 
 
 def test_a_disk_that_is_read_only_is_named(shut: Path) -> None:

@@ -162,13 +162,6 @@ class Place:
             for file in files
         }
 
-    def content(self) -> dict[str, bytes]:
-        return {
-            x.relative_to(self.sweep).as_posix(): x.read_bytes()
-            for x in self.sweep.rglob("*")
-            if x.is_file()
-        }
-
     def report(self) -> str:
         answer = self.run("report", str(self.sweep), "--formats=markdown")
         assert answer.code == 0, answer.said
@@ -273,10 +266,10 @@ def test_a_change_that_was_taken_out_of_the_ledger_is_found(place):
 
 @pytest.mark.long
 def test_code_that_was_edited_between_two_waves_is_refused_by_a_worker(place):
-    before = place.content()
+    before = runs.contents(place.sweep)
     place.edit()
     refused(place.work(), "nets")
-    assert place.content() == before
+    assert runs.contents(place.sweep) == before
     (place.lab / "nets.py").write_text(NETS)
     answer = place.work()
     assert answer.code == 0, answer.said
@@ -290,13 +283,13 @@ def test_a_file_that_the_code_opens_is_not_changed_between_two_waves(fresh):
     factor.write_text("1.0")
     fresh.plan()
     stop_after_a_wave(fresh)
-    before = fresh.content()
+    before = runs.contents(fresh.sweep)
     factor.write_text("2.0")
     answer = fresh.work()
     assert answer.code == 2 and answer.said.count("\n") == 4, answer.said
     assert f"  {STEP} of one/0000/0 (" in answer.said and ALLOW in answer.said
     assert "A file that it opens was changed, or an installed package" in answer.said
-    assert {name: x for name, x in fresh.content().items() if "trials/" in name} == {
+    assert {name: x for name, x in runs.contents(fresh.sweep).items() if "trials/" in name} == {
         name: x for name, x in before.items() if "trials/" in name
     }
     assert fresh.work(ALLOW).code == 0
@@ -399,10 +392,10 @@ def test_allowed_code_is_noted_and_the_report_says_what_ran_with_it(place):
 def test_code_that_was_edited_is_refused_by_an_extension(place):
     assert place.work().code == 0
     place.edit()
-    before = place.content()
+    before = runs.contents(place.sweep)
     refused(place.extend(), "nets")
     refused(place.extend("--dry_run"), "nets")
-    assert place.content() == before
+    assert runs.contents(place.sweep) == before
     answer = place.extend(ALLOW)
     assert answer.code == 0, answer.said
     assert f"python -m trainer sweep work {place.sweep} {VOCABULARY} {ALLOW}" in answer.said
