@@ -133,8 +133,7 @@ def test_a_sweep_from_elsewhere_imports_no_package_that_the_command_does_not_nam
     for words in (["sweep", "status"], ["sweep", "show"], ["report"], ["plot"]):
         main([*words, str(sweep), *["base/0"] * (words[-1] == "show")])
     file.write_text(file.read_text().replace("seeds: 2\n", ""))
-    assert main(begin) == 2  # in a process of its own
-    assert "--vocabulary=unruly_bomb" in capsys.readouterr().err
+    assert "--vocabulary=unruly_bomb" in runs.refused(capsys, *begin)  # in a process of its own
     assert not harm.exists() and "unruly_bomb" not in sys.modules
     assert plan.read_text() == text
     assert main([*work, "--vocabulary=unruly_bomb"]) == 0 and harm.exists()
