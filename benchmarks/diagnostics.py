@@ -13,12 +13,13 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
 
 from benchmarks.interleave import interleave, report
-from benchmarks.loop import PERCEPTRON, Side
+from benchmarks.loop import PERCEPTRON, Side, alternate
 from trainer.engine.program import Program
 from trainer.train import runtime
 
@@ -55,18 +56,7 @@ def compare(name: str, file: str, rounds: int, only_ratio: bool) -> None:
 def compare_runs(name: str, sides: list[Side], rounds: int) -> None:
     """Times runs of two sides, with diagnostics and without, and prints the ratio."""
     print(f"{name}: {rounds + 1} rounds of two runs of {sides[0].steps:,} steps", flush=True)
-
-    def run(side: Side) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            return side.ours(str(Path(folder) / "run"), time.process_time)
-
-    times: list[list[float]] = [[], []]
-    for number in range(rounds + 1):
-        order = (0, 1) if number % 2 else (1, 0)
-        for index in order:
-            seconds = run(sides[index])
-            if number:  # the first round warms up
-                times[index].append(1e3 * seconds)
+    times = alternate([partial(side.ours, time.process_time) for side in sides], rounds, 1e3)
     report(f"a run, {name}", *times, target=1.02, unit="ms of CPU a step", other="without")
 
 

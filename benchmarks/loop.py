@@ -62,7 +62,7 @@ class Side:
         self.run = Run(read, program, StopSignals(), lambda line: None)
         self.batch = program.feed.to_devices(next(program.feed.batches(0)))
 
-    def ours(self, folder: str, clock: Callable[[], float] = time.perf_counter) -> float:
+    def ours(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Runs the trainer, and returns the seconds per step after the first block."""
         began: list[tuple[int, float]] = []
 
@@ -71,8 +71,8 @@ class Side:
                 jax.block_until_ready(state)
                 began.append((step, clock()))
 
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = self.run.start(folder, observe=observe)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            code = self.run.start(str(Path(folder) / "run"), observe=observe)
         (step, start) = began[0]
         assert code == 0, code
         return (clock() - start) / (self.steps - step)
@@ -89,15 +89,26 @@ class Side:
 
     def measure(self, target: float) -> None:
         """Times both sides and prints the ratio."""
-        ours, bare = [], []
-        for number in range(self.rounds + 1):
-            with tempfile.TemporaryDirectory() as folder:
-                one = self.ours(str(Path(folder) / "run"))
-            other = self.bare()
-            if number:  # the first round warms up
-                ours.append(1e6 * one)
-                bare.append(1e6 * other)
-        report(self.name, ours, bare, target=target, unit="us a step", other="the bare step")
+        times = alternate([self.ours, self.bare], self.rounds, 1e6)
+        report(self.name, *times, target=target, unit="us a step", other="the bare step")
+
+
+def alternate(sides: Sequence[Callable[[], float]], rounds: int, scale: float) -> list[list[float]]:
+    """Returns what functions return in each round, scaled; a round before warms up.
+
+    Args:
+        sides: the functions, which are called in an order that is reversed every round.
+        rounds: the number of rounds.
+        scale: multiplies the numbers.
+    """
+    found: list[list[float]] = [[] for _ in sides]
+    pairs = list(zip(sides, found, strict=True))
+    for number in range(rounds + 1):
+        for side, values in pairs if number % 2 else pairs[::-1]:
+            value = scale * side()
+            if number:
+                values.append(value)
+    return found
 
 
 def logits_by_hand(params: Any, image: jax.Array) -> jax.Array:
@@ -152,16 +163,9 @@ def run_by_hand(program: Program) -> Callable[[], float]:
 def measure_by_hand(file: Path, rounds: int) -> None:
     """Times runs by the trainer and by hand, and prints the ratio."""
     side = Side("a run", str(file), ["data.batch_size=32", "steps=2000"], rounds)
-    by_hand = run_by_hand(side.program)
-    ours, theirs = [], []
-    for number in range(3 * rounds + 1):
-        with tempfile.TemporaryDirectory() as folder:
-            one = side.ours(str(Path(folder) / "run"), time.process_time)
-        other = by_hand()
-        if number:  # the first round warms up
-            ours.append(1e6 * one)
-            theirs.append(1e6 * other)
-    report("2,000 steps of batches of 32", ours, theirs, target=0.7, unit="us of CPU a step")
+    ours = partial(side.ours, time.process_time)
+    times = alternate([ours, run_by_hand(side.program)], 3 * rounds, 1e6)
+    report("2,000 steps of batches of 32", *times, target=0.7, unit="us of CPU a step")
 
 
 def evaluation_by_hand(program: Program) -> Callable[[Any], Any]:
