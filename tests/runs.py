@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,14 @@ def ends(processes: Iterable[subprocess.Popen[bytes]]) -> list[int]:
     finally:
         for process in processes:
             process.kill()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Waits until a condition holds, and fails if that takes too long."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Signals:

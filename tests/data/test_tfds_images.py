@@ -232,19 +232,13 @@ def test_only_a_part_of_a_batch_is_decoded(monkeypatch: pytest.MonkeyPatch, aske
         stream().train(0, 0, **part)
 
 
-def wait_for(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + runs.LONG
-    while not done() and time.monotonic() < end:
-        time.sleep(0.005)
-
-
 def test_the_next_batches_are_decoded_before_they_are_asked_for_and_no_more():
     pictures = Pictures(40)
     batches = stream(pictures, batch_size=4).train(0, 0)
     assert pictures.reads == []
     next(batches)
     for expected in (12, 20):  # that batch and two more, of four images each
-        wait_for(lambda expected=expected: len(pictures.reads) >= expected)
+        runs.wait_for(lambda expected=expected: len(pictures.reads) >= expected)
         time.sleep(0.1)
         assert len(pictures.reads) == expected
         next(batches)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -679,9 +678,7 @@ def test_a_run_saves_and_ends_with_the_process_that_started_it(
     """As with the restart of a notebook's kernel."""
     long_run.kill()
     run = ls.load_run(tmp_path / "run")
-    until = time.monotonic() + runs.LONG
-    while run.summary is None and time.monotonic() < until:
-        time.sleep(0.1)
+    runs.wait_for(lambda: run.summary is not None)
     assert run.summary is not None and run.summary.end == "stopped"
     assert run.params()["head"]
 

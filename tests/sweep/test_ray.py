@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,13 +132,6 @@ def nodes(ray: None) -> Iterator[Nodes]:
             found.end()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + runs.LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def start(
     nodes: Nodes, folder: Path, codes: str, workers: int = 1, settings: tuple[str, ...] = ()
 ) -> "subprocess.Popen[str]":
@@ -218,7 +210,7 @@ def test_a_sweep_that_loses_a_node_in_mid_wave_has_the_bits_of_an_undisturbed_on
                     return True
         return process.poll() is not None
 
-    wait_for(kill)
+    runs.wait_for(kill)
     code, said = ended(process)
     assert code == 0 and killed, said
     assert "The node of worker" in said and "has died; it is started again." in said
@@ -258,7 +250,7 @@ def test_a_command_that_is_stopped_lets_its_workers_save(
 ) -> None:
     folder = tmp_path / "sweep"
     process = start(nodes, folder, "wait wait wait wait", workers=4)
-    wait_for(lambda: len(facts(folder)) == 3 or process.poll() is not None)
+    runs.wait_for(lambda: len(facts(folder)) == 3 or process.poll() is not None)
     process.send_signal(number)
     code, said = ended(process)
     assert code == 75, said
@@ -271,11 +263,11 @@ def test_a_command_that_is_stopped_lets_its_workers_save(
 def test_the_workers_of_a_command_that_is_killed_save_and_end(nodes: Nodes, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(nodes, folder, "wait wait", workers=2)
-    wait_for(lambda: len(facts(folder)) == 2 or process.poll() is not None)
+    runs.wait_for(lambda: len(facts(folder)) == 2 or process.poll() is not None)
     process.kill()
     ended(process)
-    wait_for(lambda: len(list(folder.glob("saved*"))) == 2)
-    wait_for(lambda: not any(_alive(each["pid"]) for each in facts(folder)))
+    runs.wait_for(lambda: len(list(folder.glob("saved*"))) == 2)
+    runs.wait_for(lambda: not any(_alive(each["pid"]) for each in facts(folder)))
 
 
 def test_a_worker_has_the_devices_that_were_asked_for(nodes: Nodes, tmp_path: Path) -> None:

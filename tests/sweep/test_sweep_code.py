@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -534,11 +533,10 @@ def test_a_killed_worker_is_followed_by_one_that_refuses_other_code(fresh):
     worker = subprocess.Popen(
         command, env=runs.environment(PYTHONPATH=paths), stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + runs.LONG
+    saved = "waves/*/checkpoints/*/manifest.json"
     try:
-        while not list(fresh.sweep.glob("waves/*/checkpoints/*/manifest.json")):
-            assert time.monotonic() < end and worker.poll() is None
-            time.sleep(0.05)
+        runs.wait_for(lambda: [*fresh.sweep.glob(saved)] or worker.poll() is not None)
+        assert worker.poll() is None
     finally:
         worker.kill()
         worker.wait(runs.LONG)

@@ -472,20 +472,13 @@ class Screen(io.StringIO):
         return len(text)
 
 
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + runs.LONG
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def test_a_table_is_drawn_in_place_below_the_lines_of_the_log(sweep, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     with LiveView(sweep, every=0.01) as view:
-        wait_for(lambda: any("0 of 12 runs" in line for line in screen.lines))
+        runs.wait_for(lambda: any("0 of 12 runs" in line for line in screen.lines))
         view.log("one")
         finish(sweep, FIRST[0])
-        wait_for(lambda: any("1 of 12 runs" in line for line in screen.lines))
+        runs.wait_for(lambda: any("1 of 12 runs" in line for line in screen.lines))
         view.log("two\x1b[2J")
     assert screen.lines == ["one", r"two\x1b[2J", ""]
     head = next(line for line in screen.most if line.startswith("arm "))
@@ -504,7 +497,7 @@ def test_without_a_terminal_a_line_says_how_far_it_is(sweep, capfd):
     for options in ({}, {"table": False}):
         with LiveView(sweep, every=0.01, **options) as view:
             view.log("one")
-            wait_for(lambda: "0 of 12 runs" in capfd.readouterr().err)
+            runs.wait_for(lambda: "0 of 12 runs" in capfd.readouterr().err)
     capfd.readouterr()  # the end of a line of which a part was read
     with LiveView(sweep, every=0.01, quiet=True) as view:
         time.sleep(0.1)
@@ -515,7 +508,7 @@ def test_without_a_terminal_a_line_says_how_far_it_is(sweep, capfd):
 def test_a_table_that_cannot_be_drawn_does_not_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     with LiveView(tmp_path, every=0.01) as view:
-        wait_for(lambda: "The table of the sweep is not shown any more" in screen.lines[0])
+        runs.wait_for(lambda: "The table of the sweep is not shown any more" in screen.lines[0])
         view.log("one")
     assert screen.lines[1:] == ["one", ""]
 

@@ -181,12 +181,12 @@ def test_a_run_that_was_killed_is_logged_as_one_that_was_not(
     monkeypatch.setenv("UNRULY_SLOWER", "10")
     started = runs.process(*command)
     monkeypatch.delenv("UNRULY_SLOWER")
-    deadline = time.monotonic() + runs.LONG
-    while time.monotonic() < deadline:
+
+    def both_have_rows() -> bool:
         both = read(folder)
-        if all(any(run.rows for run in both[name].values()) for name in NAMES):
-            break
-        time.sleep(0.1)
+        return all(any(run.rows for run in both[name].values()) for name in NAMES)
+
+    runs.wait_for(both_have_rows)
     started.send_signal(signal.SIGKILL)
     started.communicate()
     had = [len(run.rows) for run in only(folder).values()]
@@ -435,20 +435,13 @@ def service(
 DONE = Summary("done", 100, exit=0)
 
 
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + runs.LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_a_service_that_fails_for_a_while_gets_every_row_once(service: Any) -> None:
     service, lines, make = service
     writer = make()
     for step in range(1, 101):
         service.failing = 30 <= step < 60
         writer.write_scalars(step, {"x": step / 3})
-        _wait(lambda: writer._queue.empty())
+        runs.wait_for(lambda: writer._queue.empty())
     writer.finish(DONE)
     writer.close()
     assert [(row.step, row.values["x"]) for row in service.rows] == [
@@ -495,7 +488,7 @@ def test_a_service_that_is_too_slow_gets_no_gaps(
             writer.write_scalars(step, {"x": 1.0})
             if step == 80:
                 service.hung.set()
-                _wait(lambda: len(service.rows) > 40)
+                runs.wait_for(lambda: len(service.rows) > 40)
     writer.finish(DONE)
     writer.close()
     steps = [row.step for row in service.rows]
