@@ -122,7 +122,7 @@ def measure(folder: Path, gigabytes: float, rounds: int) -> None:
     import orbax.checkpoint as ocp
     from jax.experimental import multihost_utils
 
-    from trainer.checkpoint import reading, storage
+    from trainer.checkpoint import integrity, reading, storage
     from trainer.train import runtime
 
     state = make_state(gigabytes)
@@ -152,9 +152,13 @@ def measure(folder: Path, gigabytes: float, rounds: int) -> None:
         (folder / "ours").mkdir()
         return folder / "ours"
 
+    def commit(step: Path, manifest: str) -> None:
+        (step / integrity.MANIFEST).write_text(manifest)
+        storage.sync_tree(step)
+
     def save(leaves: Any) -> None:
         with most_memory(memory):
-            storage.save_shards(new_folder, {"processes": 1}, leaves, storage.sync_tree)
+            storage.save_shards(new_folder, {"processes": 1}, leaves, commit)
 
     def copy() -> None:
         for to, part in zip(copied, parts, strict=True):

@@ -107,7 +107,7 @@ MARKS = {"_CHECKPOINT_METADATA", "commit_success.txt"}
 
 def as_several(checkpoints: Checkpoints) -> Checkpoints:
     """Makes one process save as several do."""
-    checkpoints._is_of_several = lambda: True
+    checkpoints._by_shards = lambda: True
     return checkpoints
 
 

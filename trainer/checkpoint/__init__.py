@@ -21,4 +21,4 @@ from trainer.checkpoint.inspection import (
 )
 from trainer.checkpoint.integrity import digests
 from trainer.checkpoint.leaf_file import export
-from trainer.checkpoint.manager import Checkpoints, Retention, check_not_lost, holds_results
+from trainer.checkpoint.manager import Checkpoints, Retention, check_not_lost

@@ -19,9 +19,9 @@ import numpy as np
 from optim.paths import flatten
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.manager import step_directories
 from trainer.checkpoint.reading import (
     check_saved_files,
+    home_of,
     mismatches,
     read_arrays,
     read_manifest,
@@ -37,7 +37,7 @@ class Info(NamedTuple):
     metric: float | None  # as it was saved; NaN stays NaN
     leaves: int
     nbytes: int  # of the arrays, not of the files
-    saved: float  # seconds since the epoch, from the file system
+    saved: float  # seconds since the epoch; NaN if it is not known
     problem: str | None  # why its manifest cannot be read; only check_leaves() reads the arrays
 
 
@@ -45,7 +45,7 @@ def ls(directory: StrPath) -> list[Info]:
     """Lists the checkpoints of a run, oldest first, from their manifests, damaged ones too."""
     listed = []
     for step, path in _steps(directory).items():
-        saved = path.stat().st_mtime
+        saved = path.stat().st_mtime if isinstance(path, Path) else math.nan
         try:
             manifest = read_manifest(path)
         except CorruptCheckpoint as e:
@@ -56,6 +56,7 @@ def ls(directory: StrPath) -> list[Info]:
             int(np.prod(entry["stored_shape"])) * integrity.dtype(entry["stored_dtype"]).itemsize
             for entry in manifest["leaves"].values()
         )
+        saved = manifest.get("saved", saved)
         listed.append(Info(step, metric, len(manifest["leaves"]), nbytes, saved, None))
     return listed
 
@@ -196,13 +197,13 @@ def leaf_names(directory: StrPath, step: int) -> list[str]:
     return list(read_manifest(_steps(directory, step)[step])["leaves"])
 
 
-def _steps(directory: StrPath, step: int | None = None) -> dict[int, Path]:
+def _steps(directory: StrPath, step: int | None = None) -> dict[int, Any]:
     root = Path(directory)
-    home = root / "checkpoints" if (root / "checkpoints").is_dir() else root
-    found = step_directories(home)
+    home = home_of(root / "checkpoints" if (root / "checkpoints").exists() else root)
+    found: dict[int, Any] = home.steps()
     if step is None and found:
         return found
-    if step in found:
+    if step is not None and step in found:
         return {step: found[step]}
     if not found and any((each / "plan.json").exists() for each in root.absolute().parents):
         raise CheckpointError(

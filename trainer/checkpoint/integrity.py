@@ -225,11 +225,11 @@ def missing_marks(directory: Path) -> list[str]:
 
 
 def file_problems(
-    directory: Path, listing: Mapping[str, SizeAndCrc], most: float = math.inf
+    present: Mapping[str, SizeAndCrc], listing: Mapping[str, SizeAndCrc]
 ) -> list[str]:
     """Returns a line for each listed file that is missing or differs from what was saved."""
     # A damaged listing may name any path: its names are compared, and never opened.
-    present, problems = file_list(directory, most), []
+    problems = []
     for name, (size, crc) in listing.items():
         if name not in present:
             problems.append(f"the file {name} is missing")

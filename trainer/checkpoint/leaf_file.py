@@ -34,10 +34,8 @@ DTYPES = {
 }
 
 
-def write_step(
-    directory: Path, manifest: Mapping[str, Any], leaves: Mapping[str, HostLeaf]
-) -> None:
-    """Writes the leaves of a step, and then its manifest; syncs neither."""
+def write_step(directory: Path, manifest: Mapping[str, Any], leaves: Mapping[str, HostLeaf]) -> str:
+    """Writes the leaves of a step, and returns the text of its manifest; syncs nothing."""
     # The folder must exist, `manifest` is without its leaves, and each leaf is a whole host array.
 
     # Larger items first: every leaf then begins at a multiple of the size of its items.
@@ -67,7 +65,7 @@ def write_step(
         "header": [len(header), f"{zlib.crc32(header):08x}"],
         "leaves": entries,
     }
-    (directory / integrity.MANIFEST).write_text(integrity.seal(whole))
+    return integrity.seal(whole)
 
 
 def _header(arrays: Mapping[str, np.ndarray | Any]) -> tuple[bytes, dict[str, int]]:

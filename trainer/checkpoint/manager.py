@@ -1,140 +1,41 @@
 """Saves checkpoints in the background, restores them exactly, and removes superfluous ones.
 
-They are committed and removed so that no crash leaves an incomplete one; see `commit`. Its order is
-also safe against a loss of power: it syncs the files that the checkpoint must not be ahead of, then
-every file and folder of the checkpoint. Only then does the checkpoint get its name, which is synced
-before older checkpoints are removed.
+Where they are, and how they are committed there so that no crash leaves an incomplete one, is the
+subject of `folder` and `bucket`.
 """
 
 import contextlib
 import math
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from trainer.checkpoint import leaf_file
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
+from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.integrity import to_host
-from trainer.checkpoint.reading import all_agree, read_manifest, read_state, storage
+from trainer.checkpoint.reading import all_agree, home_of, read_manifest, read_state, storage
 from trainer.writers.base import to_stderr
-from trainer.writers.files import Outage, sync, sync_tree
+from trainer.writers.files import Outage
 
-Fence = Callable[[], None]
-
-
-def commit(temporary: Path, final: Path, before: Callable[[], None], fence: Fence) -> None:
-    """Syncs a step's files and renames it; raises OSError if the disk cannot be written."""
-    # `before` syncs the files that the checkpoint must not be ahead of; `fence` is called just
-    # before the rename. Any exception of the two is passed on.
-    before()
-    sync_tree(temporary)
-    # As late as possible: another process may take the workdir over while the files are synced.
-    fence()
-    temporary.rename(final)
-    sync(final.parent)
-    sync(final.parent.parent)  # checkpoints/ itself may be new
-
-
-def remove(directory: Path, steps: Collection[int], fence: Fence) -> None:
-    """Removes checkpoints, the newest first; raises OSError if one cannot be renamed."""
-    # Each is renamed before its files are deleted, because a folder with the name of a step must be
-    # complete at any moment. `fence` is called first and before each rename, and its exceptions are
-    # passed on. Those before a checkpoint that cannot be renamed were removed.
-    if not steps and not (directory / REMOVED).exists():
-        return
-    fence()
-    sync(directory)  # a killed process may not have synced the names of those that stay
-    delete_removed(directory)
-    home = directory / REMOVED
-    for step in sorted(steps, reverse=True):
-        fence()
-        home.mkdir(mode=0o700, exist_ok=True)
-        (directory / str(step)).rename(free_name(home, step))
-    # Sync the renames before any file is deleted: a folder named as a step must be complete.
-    sync(directory)
-    delete_removed(directory)
-
-
-def delete_removed(directory: Path) -> None:
-    """Deletes the folder of removed checkpoints, including those of a killed process."""
-    # Files that a reader on NFS has open are deleted after the next save.
-    home = directory / REMOVED
-    if home.is_symlink() or home.is_file():
-        home.unlink()
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def remove_unfinished(directory: Path, step: int | None = None) -> None:
-    """Deletes the temporary folders of failed or killed saves, of one step or, if None, of any."""
-    for rest in directory.glob(f"{'*' if step is None else step}{TEMPORARY}*"):
-        shutil.rmtree(rest, ignore_errors=True)
-
-
-def set_step_aside(path: Path) -> Path:
-    """Moves a damaged step to damaged/, or raises CheckpointError; returns its new path."""
-    home = path.parent / DAMAGED
-    try:
-        home.mkdir(mode=0o700, exist_ok=True)
-        return path.rename(free_name(home, int(path.name)))
-    except OSError as e:
-        why = "it is a file" if isinstance(e, FileExistsError) else one_line(e)
-        raise CheckpointError(
-            f"The damaged checkpoint {path} cannot be moved to the folder {home}: {why}. Move it "
-            "away, and start the same command again."
-        ) from e
-
-
-def free_name(home: Path, step: int) -> Path:
-    """Returns an unused path for a step, such as damaged/100 or damaged/100.1."""
-    names = (f"{step}.{i}" if i else str(step) for i in range(1000))
-    return next(home / name for name in names if not (home / name).exists())
-
-
-# Which checkpoints there are.
-
-DAMAGED, REMOVED = "damaged", "removed"  # folders beside the steps
-TEMPORARY = ".orbax-checkpoint-tmp"  # part of the name of a step that is being written
-
-
-def step_directories(directory: str | os.PathLike[str]) -> dict[int, Path]:
-    """Returns step -> absolute path of the committed steps in checkpoints/, oldest first."""
-    root = Path(directory)
-    try:
-        root = root.absolute()
-        if not root.is_dir():
-            return {}
-        # Names as a save writes them: int() would also read '007' and '1_0'. 18 digits fit int64.
-        names = [path for path in root.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name)]
-        return dict(sorted((int(path.name), path) for path in names if path.is_dir()))
-    except OSError as e:
-        raise CheckpointError(f"{root} cannot be listed: {one_line(e)}.") from e
-
-
-def holds_results(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a checkpoints/ directory has more than the files of an interrupted save."""
-    root = Path(directory)
-    if not root.is_dir():
-        return root.exists()
-    return any(TEMPORARY not in path.name and path.name != REMOVED for path in root.iterdir())
+if TYPE_CHECKING:
+    from trainer.checkpoint.bucket import Place
 
 
 def check_not_lost(directory: str | os.PathLike[str]) -> None:
     """Raises CheckpointError if every checkpoint of a run was set aside as damaged."""
     # A run must not start anew in such a folder, because it would erase the metrics.
-    home = Path(directory) / DAMAGED
-    if not step_directories(directory) and home.is_dir() and any(home.iterdir()):
+    home = home_of(directory)
+    if not home.steps() and (damaged := home.damaged()):
         raise CheckpointError(
-            f"Every checkpoint of this run was damaged and moved to {home}. Starting anew "
+            f"Every checkpoint of this run was damaged and moved to {damaged}. Starting anew "
             "would erase its metrics: remove that folder to do so, choose another --workdir, or "
-            f"move a repaired checkpoint back to {directory}."
+            f"move a repaired checkpoint back to {home}."
         )
 
 
@@ -165,8 +66,8 @@ class Retention:
         self._metrics: dict[int, float] = {}
         self._later_metrics: dict[int, float] = {}
 
-    def read(self, found: Mapping[int, Path]) -> None:
-        """Reads the metrics of the checkpoints on disk, given as step -> folder."""
+    def read(self, found: Mapping[int, "Path | Place"]) -> None:
+        """Reads the metrics of the checkpoints that there are, given as step -> place."""
         self._metrics = dict.fromkeys(found, math.nan)
         for step, path in found.items():
             with contextlib.suppress(CorruptCheckpoint):
@@ -206,12 +107,13 @@ class Checkpoints:
     # is logged, `error` has the reason until a later save succeeds, and older checkpoints stay. A
     # damaged checkpoint is moved to checkpoints/damaged/, and the previous intact one is used. If
     # the disk cannot be read at the moment, nothing is moved. The directory is made when the first
-    # checkpoint is saved. A metric that is not finite is never best. `fence` is called just before
-    # a checkpoint is committed, moved or removed: an exception of it prevents that, and is raised
-    # by the next save, wait or close. `before_commit` is called in a background thread of process
-    # 0; it syncs the files that no checkpoint may be ahead of, and if it raises OSError, the save
-    # fails. One process writes with `leaf_file`, and several, which wait for each other, with
-    # `storage`.
+    # checkpoint is saved; if it is a file with a URL, they are saved there. A metric that is not
+    # finite is never best. `fence` is called just before a checkpoint is committed, moved or
+    # removed: an exception of it prevents that, and is raised by the next save, wait or close.
+    # `before_commit` is called in a background thread of process 0; it syncs the files that no
+    # checkpoint may be ahead of, and if it raises OSError, the save fails. One process writes a
+    # file with `leaf_file`; several, which wait for each other, and one that writes to a bucket,
+    # write shards with `storage`.
 
     def __init__(
         self,
@@ -224,6 +126,7 @@ class Checkpoints:
         read_only: bool = False,
     ) -> None:
         self.directory = Path(directory).absolute()
+        self._home: Any = home_of(directory)  # a Folder or a Bucket
         self._retention = retention or Retention()
         self._log = log
         self._outage = Outage(log)
@@ -244,7 +147,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of all committed checkpoints, oldest first."""
-        return list(step_directories(self.directory))
+        return list(self._home.steps())
 
     def latest(self) -> int | None:
         """Returns the newest committed step, or None."""
@@ -262,8 +165,8 @@ class Checkpoints:
         step = int(step)
         if self._has(step):
             return False
-        several = self._is_of_several()
-        leaves: Mapping[str, Any] = storage().shards_to_host(state) if several else to_host(state)
+        sharded = self._by_shards()
+        leaves: Mapping[str, Any] = storage().shards_to_host(state) if sharded else to_host(state)
         value = None if metric is None else float(metric)
         manifest = {
             "step": step,
@@ -276,7 +179,7 @@ class Checkpoints:
             if not self._is_open:
                 self._open()
         except Exception as e:
-            if not several:
+            if jax.process_count() == 1:
                 self._failed(step, e)
                 return False
             problem = e  # process 0 tells the others when they wait for its folder
@@ -295,8 +198,8 @@ class Checkpoints:
         self._fence()
         if jax.process_index() == 0:
             try:
-                self._retention.read(step_directories(self.directory))
-                remove(self.directory, self._retention.superfluous(self.steps()), self._fence)
+                self._retention.read(self._home.steps())
+                self._home.remove(self._retention.superfluous(self.steps()), self._fence)
             except OSError as e:
                 self._log(f"Older checkpoints could not be removed: {one_line(e)}.")
 
@@ -337,23 +240,23 @@ class Checkpoints:
         # committed and strongly typed. Raises CheckpointError if there is no intact checkpoint, the
         # disk cannot be read, or structure, shapes or dtypes differ.
         self.wait()
-        found = step_directories(self.directory)
+        found = self._home.steps()
         if step is not None and step not in found:
             raise CheckpointError(
-                f"There is no checkpoint of step {step} in {self.directory}; "
+                f"There is no checkpoint of step {step} in {self._home}; "
                 f"there are {sorted(found) or 'none at all'}."
             )
         if not found:
-            raise CheckpointError(f"There is no checkpoint in {self.directory}.")
+            raise CheckpointError(f"There is no checkpoint in {self._home}.")
         for number in [step] if step is not None else sorted(found, reverse=True):
             try:
                 return read_state(found[number], abstract_state)
             except CorruptCheckpoint as e:
                 self._set_aside(number, found[number], str(e))
         raise CheckpointError(
-            f"No checkpoint in {self.directory} can be used: "
+            f"No checkpoint in {self._home} can be used: "
             f"{'step ' + str(step) if step is not None else 'all ' + str(len(found))} damaged. "
-            f"Look at {self.directory / DAMAGED}, or start again in an empty workdir."
+            f"Look at {self._home.damaged() or self._home}, or start again in an empty workdir."
         )
 
     def discard_after(self, step: int) -> list[int]:
@@ -367,15 +270,15 @@ class Checkpoints:
         why = ""
         if jax.process_index() == 0:
             try:
-                remove(self.directory, later, self._fence)
+                self._home.remove(later, self._fence)
             except OSError as e:
                 why = f": {one_line(e)}"
         if not all_agree(not why):
-            later_ones = f"The checkpoints after step {step} in {self.directory}"
+            later_ones = f"The checkpoints after step {step} in {self._home}"
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
         return later
 
-    def _set_aside(self, step: int, path: Path, why: str) -> None:
+    def _set_aside(self, step: int, path: "Path | Place", why: str) -> None:
         line, problem = f"Checkpoint of step {step} is damaged: {why}.", None
         if self._read_only:
             self._log(line)
@@ -383,29 +286,27 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._fence()
             try:
-                moved = set_step_aside(path)
+                moved = self._home.set_aside(path)
                 self._log(f"{line} It was moved to {moved}; the previous one is used.")
             except CheckpointError as e:
                 problem = e
         if not all_agree(problem is None):
             raise problem or CheckpointError(f"{line} Another process cannot move it.")
 
-    def _is_of_several(self) -> bool:
-        return jax.process_count() > 1
+    def _by_shards(self) -> bool:
+        return jax.process_count() > 1 or not isinstance(self._home, Folder)
 
     def _has(self, step: int) -> bool:
         """Returns whether a step is committed."""
         # On NFS, a process may see the folder that another one has renamed only later.
         told = jax.process_index() > 0 and step == self._newest
-        return told or step in step_directories(self.directory)
+        return told or step in self._home.steps()
 
     def _open(self) -> None:
-        """Makes the directory, and deletes the files of a killed save."""
+        """Prepares the directory, and deletes the files of a killed save."""
         if jax.process_index() == 0:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._retention.read(step_directories(self.directory))
-            delete_removed(self.directory)
-            remove_unfinished(self.directory)
+            self._home.open()
+            self._retention.read(self._home.steps())
         self._is_open = True
 
     # In a background thread.
@@ -415,27 +316,25 @@ class Checkpoints:
     ) -> None:
         """Writes and commits a step; raises `problem`, if there is one, in all processes."""
 
-        def make() -> Path:
+        def make() -> Any:
             if problem is not None:
                 raise problem
-            # A unique name: a process that lost the workdir may still write into its own folder.
-            return Path(tempfile.mkdtemp(prefix=f"{step}{TEMPORARY}-", dir=self.directory))
+            return self._home.make(step)
 
-        def commit_step(temporary: Path) -> None:
-            commit(temporary, self.directory / str(step), self._before_commit, self._check_fence)
+        def commit(place: Any, text: str) -> None:
+            self._home.commit(place, step, text, self._before_commit, self._check_fence)
 
-        if self._is_of_several():
-            storage().save_shards(make, manifest, leaves, commit_step)
+        if self._by_shards():
+            storage().save_shards(make, manifest, leaves, commit)
         else:
-            temporary = make()
-            leaf_file.write_step(temporary, manifest, leaves)
-            commit_step(temporary)
+            folder = make()
+            commit(folder, leaf_file.write_step(folder, manifest, leaves))
 
     def _finish(self, written: Callable[[], None]) -> None:
         """Removes superfluous checkpoints once a step is `written` and committed."""
         written()
         if jax.process_index() == 0:
-            remove(self.directory, self._retention.superfluous(self.steps()), self._check_fence)
+            self._home.remove(self._retention.superfluous(self.steps()), self._check_fence)
 
     def _check_fence(self) -> None:
         """Calls the fence, and keeps its exception for the main thread."""
@@ -453,7 +352,7 @@ class Checkpoints:
             raise raised
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
-            remove_unfinished(self.directory, step)
+            self._home.forget(step)
         newest = self.latest()
         kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
         self._outage.failed(

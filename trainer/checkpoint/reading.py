@@ -4,17 +4,22 @@ The processes of one run agree on what they read by exchanging a few integers.
 """
 
 import importlib
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from optim.paths import flatten
 from trainer.checkpoint import errors, integrity, leaf_file
+from trainer.checkpoint.folder import Folder
 from trainer.writers.files import read_regular
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.bucket import Bucket, Place
 
 
 def storage() -> ModuleType:
@@ -22,8 +27,23 @@ def storage() -> ModuleType:
     return importlib.import_module("trainer.checkpoint.storage")
 
 
+def home_of(checkpoints: str | os.PathLike[str]) -> "Folder | Bucket":
+    """Returns where the steps of a run are, by the path of checkpoints/ in its folder."""
+    # It is a folder with the steps, or a file with the URL of the place where they are.
+    path = Path(checkpoints).absolute()
+    try:
+        url = read_regular(path).decode().strip() if path.is_file() else ""
+    except (OSError, ValueError):
+        url = ""
+    if url.startswith("file:///"):
+        return Folder(Path(url.removeprefix("file://")))
+    if url.startswith(("gs://", "s3://")):
+        return importlib.import_module("trainer.checkpoint.bucket").Bucket(url)
+    return Folder(path)
+
+
 def read_arrays(
-    step_directory: Path, manifest: Mapping[str, Any], prefix: str = ""
+    step_directory: "Path | Place", manifest: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, np.ndarray]:
     """Reads the leaves whose paths start with `prefix` into host memory; verifies checksums."""
     # A typed key is read as its key data. Raises CorruptCheckpoint if a file or a leaf is damaged,
@@ -52,7 +72,7 @@ def mismatches(manifest: Mapping[str, Any], leaves: Mapping[str, Any]) -> list[s
     ]
 
 
-def read_state(step_directory: Path, abstract_state: Any) -> Any:
+def read_state(step_directory: "Path | Place", abstract_state: Any) -> Any:
     """Reads a step, in every process, into the structure and shardings of a state."""
     # Every leaf is committed; one whose abstract leaf has no sharding is on the first device.
     # Raises CorruptCheckpoint in all processes if one of them finds the step damaged;
@@ -85,7 +105,7 @@ def read_state(step_directory: Path, abstract_state: Any) -> Any:
 
 
 def _placed(
-    step_directory: Path, manifest: Mapping[str, Any], targets: Mapping[str, Any]
+    step_directory: "Path | Place", manifest: Mapping[str, Any], targets: Mapping[str, Any]
 ) -> Iterator[tuple[str, jax.Array]]:
     """Yields the leaves of a step on the devices of their targets."""
     entries = manifest["leaves"]
@@ -98,15 +118,15 @@ def _placed(
     # Each process reads the parts that its devices hold, once for all of them.
     _check_files(step_directory, manifest)
     holders: dict[str, dict[Any, list[Any]]] = {}  # of a leaf that is divided, by place
-    places: dict[str, Collection[Any]] = {}
+    regions: dict[str, Collection[Any]] = {}
     for name, target in targets.items():
-        places[name] = [storage().everywhere(entries[name]["stored_shape"])]
+        regions[name] = [storage().everywhere(entries[name]["stored_shape"])]
         if getattr(target, "sharding", None) is not None and not integrity.is_key(target):
-            places[name] = here = holders[name] = {}
+            regions[name] = here = holders[name] = {}
             indices = target.sharding.addressable_devices_indices_map(target.shape)
             for device, index in indices.items():
-                here.setdefault(storage().place_of(index, target.shape), []).append(device)
-    for name, arrays in storage().read_places(step_directory / "state", manifest, places):
+                here.setdefault(storage().region_of(index, target.shape), []).append(device)
+    for name, arrays in storage().read_regions(step_directory / "state", manifest, regions):
         target = targets[name]
         if not integrity.is_key(target):
             arrays = [array.view(integrity.dtype(entries[name]["dtype"])) for array in arrays]
@@ -122,7 +142,7 @@ def _placed(
         yield name, whole
 
 
-def check_saved_files(step_directory: Path) -> None:
+def check_saved_files(step_directory: "Path | Place") -> None:
     """Raises CorruptCheckpoint if a file or leaf of a step is not as it was saved, and OSError."""
     manifest, problems = read_manifest(step_directory), []
     _check_files(step_directory, manifest)
@@ -135,28 +155,28 @@ def check_saved_files(step_directory: Path) -> None:
     _raise_if_damaged(list(dict.fromkeys(problems)))
 
 
-def _check_files(step_directory: Path, manifest: Mapping[str, Any]) -> None:
+def _check_files(step_directory: "Path | Place", manifest: Mapping[str, Any]) -> None:
     """Raises CorruptCheckpoint if the files of several processes are not those that were saved."""
     # Before tensorstore parses one. The file of one process is checked with its leaves.
     problems = []
-    if manifest["format"] == integrity.ORBAX:
+    if manifest["format"] == integrity.ORBAX and isinstance(step_directory, Path):
         problems = integrity.missing_marks(step_directory)
         listing = _sealed(step_directory / integrity.FILES)["files"]
-        problems += integrity.file_problems(step_directory, listing)
+        problems += integrity.file_problems(integrity.file_list(step_directory), listing)
     elif manifest["format"] == integrity.SHARDS:
         problems = storage().wrong_files(step_directory, manifest)
     _raise_if_damaged(problems)
 
 
 def _as_stored(
-    step_directory: Path, manifest: Mapping[str, Any], wanted: Collection[str]
+    step_directory: "Path | Place", manifest: Mapping[str, Any], wanted: Collection[str]
 ) -> dict[str, np.ndarray]:
     """Reads leaves whole, without a check of the files and of the checksums in the manifest."""
-    if manifest["format"] == integrity.ONE_FILE:
+    if manifest["format"] == integrity.ONE_FILE and isinstance(step_directory, Path):
         return dict(leaf_file.read_leaves(step_directory, manifest, wanted))
     shapes = {name: manifest["leaves"][name]["stored_shape"] for name in wanted}
-    places = {name: [storage().everywhere(shape)] for name, shape in shapes.items()}
-    read = storage().read_places(step_directory / "state", manifest, places)
+    regions = {name: [storage().everywhere(shape)] for name, shape in shapes.items()}
+    read = storage().read_regions(step_directory / "state", manifest, regions)
     return {name: array for name, (array,) in read}
 
 
@@ -183,9 +203,14 @@ def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
-def read_manifest(step_directory: Path) -> dict[str, Any]:
+def read_manifest(step_directory: "Path | Place") -> dict[str, Any]:
     """Reads the manifest of a step; CorruptCheckpoint if it is missing or was changed."""
     # It has the checksums that all processes of the run wrote.
+    if not isinstance(step_directory, Path):
+        manifest = _sealed(step_directory / integrity.MANIFEST)
+        if manifest["format"] != integrity.SHARDS:
+            raise errors.CorruptCheckpoint("its manifest is not that of a step in a bucket")
+        return manifest
     by_orbax = step_directory / "integrity"
     if not by_orbax.is_dir():
         return _sealed(step_directory / integrity.MANIFEST)
@@ -200,10 +225,11 @@ def read_manifest(step_directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _sealed(path: Path) -> dict[str, Any]:
+def _sealed(path: "Path | Place") -> dict[str, Any]:
     name = f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
     try:
-        return integrity.unseal(read_regular(path).decode())
+        content = read_regular(path) if isinstance(path, Path) else path.read()
+        return integrity.unseal(content.decode())
     except OSError as e:
         if not errors.means_absent(e):
             raise

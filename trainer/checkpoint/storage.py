@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,8 @@ import tensorstore as ts
 from jax._src import distributed
 
 from optim.paths import flatten
-from trainer.checkpoint import integrity
+from trainer.checkpoint import bucket, integrity
+from trainer.checkpoint.bucket import Place
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
 from trainer.checkpoint.integrity import Spec, is_key, spec, storable
 from trainer.writers.files import sync_tree
@@ -44,7 +46,7 @@ _BUSY = re.compile(
 )
 
 
-Place = tuple[tuple[int, int], ...]  # (start, stop) along each axis of a leaf
+Region = tuple[tuple[int, int], ...]  # (start, stop) along each axis of a leaf
 
 
 class Shards(NamedTuple):
@@ -53,7 +55,7 @@ class Shards(NamedTuple):
     spec: Spec
     stored: Spec  # with the dtype in which it is written
     chunk: tuple[int, ...]  # the shape of its chunks
-    pieces: list[tuple[Place, np.ndarray]]  # the chunks that this process writes
+    pieces: list[tuple[Region, np.ndarray]]  # the chunks that this process writes
 
 
 def shards_to_host(tree: Any) -> dict[str, Shards]:
@@ -68,7 +70,7 @@ def shards_to_host(tree: Any) -> dict[str, Shards]:
     # All transfers have started. NumPy copies no shard twice: jax keeps what it has fetched.
     return {
         name: leaf._replace(
-            pieces=[(place, storable(np.asarray(data))[part]) for place, data, part in mine]
+            pieces=[(region, storable(np.asarray(data))[part]) for region, data, part in mine]
         )
         for name, (leaf, mine) in divided.items()
     }
@@ -76,16 +78,16 @@ def shards_to_host(tree: Any) -> dict[str, Shards]:
 
 def _divided(
     known: Spec, array: np.ndarray | jax.Array, written: dict[int, int]
-) -> tuple[Shards, list[tuple[Place, Any, tuple[slice, ...]]]]:
-    """Divides a leaf into chunks; also returns this process's: a place, a shard and its part."""
+) -> tuple[Shards, list[tuple[Region, Any, tuple[slice, ...]]]]:
+    """Divides a leaf into chunks; also returns this process's: a region, a shard and its part."""
     here = jax.process_index()
     whole = everywhere(array.shape)
     if isinstance(array, jax.Array):
         shard_shape = array.sharding.shard_shape(array.shape)
-        owners: dict[Place, set[int]] = defaultdict(set)
+        owners: dict[Region, set[int]] = defaultdict(set)
         for device, index in array.sharding.devices_indices_map(array.shape).items():
-            owners[place_of(index, array.shape)].add(device.process_index)
-        local = {place_of(x.index, array.shape): x.data for x in array.addressable_shards}
+            owners[region_of(index, array.shape)].add(device.process_index)
+        local = {region_of(x.index, array.shape): x.data for x in array.addressable_shards}
     else:
         shard_shape, owners = array.shape, {whole: {0}}
         local = {whole: np.array(array)}  # copied, because its owner may write into it
@@ -107,25 +109,25 @@ def _divided(
     return Shards(known, Spec(array.shape, stored.name), chunk, []), mine
 
 
-def place_of(index: Iterable[slice], shape: Iterable[int]) -> Place:
-    """Returns the place that an index means, such as that of a shard in its array."""
+def region_of(index: Iterable[slice], shape: Iterable[int]) -> Region:
+    """Returns the region that an index means, such as that of a shard in its array."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-def everywhere(shape: Iterable[int]) -> Place:
-    """Returns the place of a whole array."""
+def everywhere(shape: Iterable[int]) -> Region:
+    """Returns the region of a whole array."""
     return tuple((0, size) for size in shape)
 
 
-def _slices(place: Place) -> tuple[slice, ...]:
-    return tuple(slice(*bounds) for bounds in place)
+def _slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(*bounds) for bounds in region)
 
 
-def _items(place: Place) -> int:
-    return math.prod(stop - start for start, stop in place)
+def _items(region: Region) -> int:
+    return math.prod(stop - start for start, stop in region)
 
 
-def _pieces(shard: Place, chunk: tuple[int, ...]) -> Iterator[Place]:
+def _pieces(shard: Region, chunk: tuple[int, ...]) -> Iterator[Region]:
     """Yields the positions of the chunks of a shard in its leaf; none if the shard is empty."""
     along = (
         [(at, min(at + size, stop)) for at in range(start, stop, size)]
@@ -153,26 +155,27 @@ def chunk_shape(
 
 
 def save_shards(
-    make: Callable[[], Path],
+    make: Callable[[], Path | Place],
     manifest: Mapping[str, Any],
     leaves: Mapping[str, Shards],
-    commit: Callable[[Path], None],
+    commit: Callable[[Any, str], None],
 ) -> None:
     """Writes the leaves of a step with all processes of the run; raises OSError in all of them."""
     # Called in process 0: `make` makes a folder for the step, where all processes see it, and
-    # `commit` gives it its name when all is in it. `manifest` is without its leaves.
+    # `commit` makes it count when all is in it but the text of the manifest, which it is passed.
+    # `manifest` is without its leaves.
     messages, first = _Messages(), jax.process_index() == 0
     if first:
         messages.post("made", lambda: str(make()))
-    folder = Path(messages.wait_for("made"))
+    made = messages.wait_for("made")
+    folder = Place(made) if "://" in made else Path(made)
     messages.post("written", lambda: _write_chunks(folder / STATE, leaves))
 
     def end() -> str:
         wrote = [i for i in range(jax.process_count()) if messages.wait_for("written", i)]
         messages.forget_the_last_save()
         _write_index(folder / STATE, wrote, leaves)
-        _write_manifest(folder, manifest, leaves)
-        commit(folder)
+        commit(folder, _sealed_manifest(folder, manifest, leaves))
         return ""
 
     if first:
@@ -232,38 +235,58 @@ class _Alone(dict[str, str]):
         pass
 
 
-def _write_chunks(directory: Path, leaves: Mapping[str, Shards]) -> str:
+def _write_chunks(directory: Path | Place, leaves: Mapping[str, Shards]) -> str:
     """Writes the chunks of this process; returns a text that is empty if there are none."""
     home = directory / _database(jax.process_index())
     context, transaction, waiting = ts.Context(), ts.Transaction(), 0
     for name, leaf in leaves.items():
-        for place, data in leaf.pieces:
+        for region, data in leaf.pieces:
             if waiting + data.nbytes > _AT_ONCE:
-                transaction.commit_sync()
+                _commit(transaction, home)
                 transaction, waiting = ts.Transaction(), 0
             opening = ts.open(_array(home, name, leaf), context=context, transaction=transaction)
-            part = opening.result()[_slices(place)]
+            part = _result(opening, home)[_slices(region)]
             part.write(data, can_reference_source_data_indefinitely=True).copy.result()
             waiting += data.nbytes
-    transaction.commit_sync()
-    if not home.exists():
-        return ""
-    # Tensorstore syncs the files and the folders that they are in, but not the names of these.
-    sync_tree(home)
-    return "some"
+    _commit(transaction, home)
+    if isinstance(home, Path):
+        if not home.exists():
+            return ""
+        # Tensorstore syncs the files and the folders that they are in, but not the names of these.
+        sync_tree(home)
+    return "some" if any(leaf.pieces for leaf in leaves.values()) else ""
+
+
+def _commit(transaction: ts.Transaction, place: Path | Place) -> None:
+    _result(transaction.commit_async(), place)
+
+
+def _result(future: Any, place: Path | Place) -> Any:
+    """Waits for an operation of tensorstore; with a deadline, if a server answers it."""
+    if isinstance(place, Path):
+        return future.result()
+    try:
+        return future.result(timeout=bucket.DATA_DEADLINE)
+    except Exception as error:
+        if explained := bucket.problem_of_server(place, error):
+            raise OSError(explained) from error
+        raise
 
 
 def _database(process: int) -> str:
     return f"ocdbt.process_{process}"  # the name that orbax gives it
 
 
-def _kvstore(directory: Path, name: str = "") -> dict[str, Any]:
+def _kvstore(directory: Path | Place, name: str = "") -> dict[str, Any]:
     """Returns tensorstore's specification of a database, or of an array in it."""
-    base = {"driver": "file", "path": f"{directory.resolve()}/"}  # it refuses ".."
+    if isinstance(directory, Path):
+        base = {"driver": "file", "path": f"{directory.resolve()}/"}  # it refuses ".."
+    else:
+        base = directory.kvstore()
     return {"driver": "ocdbt", "base": base, "path": f"{name}/" if name else ""}
 
 
-def _array(directory: Path, name: str, leaf: Shards) -> dict[str, Any]:
+def _array(directory: Path | Place, name: str, leaf: Shards) -> dict[str, Any]:
     """Returns tensorstore's specification of an array that is written."""
     return {
         "driver": "zarr3",
@@ -283,20 +306,23 @@ def _array(directory: Path, name: str, leaf: Shards) -> dict[str, Any]:
     }
 
 
-def _write_index(directory: Path, wrote: Collection[int], leaves: Mapping[str, Shards]) -> None:
+def _write_index(
+    directory: Path | Place, wrote: Collection[int], leaves: Mapping[str, Shards]
+) -> None:
     """Writes, when all processes have written, where the chunks are in their databases."""
     context, transaction = ts.Context(), ts.Transaction(atomic=True)
 
-    def opened(home: Path) -> ts.KvStore:
-        return ts.KvStore.open(_kvstore(home), context=context).result()
+    def opened(home: Path | Place) -> ts.KvStore:
+        return _result(ts.KvStore.open(_kvstore(home), context=context), home)
 
     index = opened(directory).with_transaction(transaction)
     for process in wrote:
-        opened(directory / _database(process)).experimental_copy_range_to(index).result()
-    transaction.commit_sync()
+        copying = opened(directory / _database(process)).experimental_copy_range_to(index)
+        _result(copying, directory)
+    _commit(transaction, directory)
     names = [name for name, leaf in leaves.items() if 0 not in leaf.stored.shape]
     # Tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
-    if names and not (directory / _INDEX).is_file():
+    if names and isinstance(directory, Path) and not (directory / _INDEX).is_file():
         raise OSError(f"the index of its arrays, {STATE}/{_INDEX}, was not written to {directory}")
     described = {
         "tree_metadata": {
@@ -311,12 +337,14 @@ def _write_index(directory: Path, wrote: Collection[int], leaves: Mapping[str, S
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
-    (directory / _DESCRIPTION).write_text(json.dumps(described))
+    file = directory / _DESCRIPTION
+    (file.write_bytes if isinstance(file, Path) else file.write)(json.dumps(described).encode())
 
 
-def _write_manifest(
-    folder: Path, manifest: Mapping[str, Any], leaves: Mapping[str, Shards]
-) -> None:
+def _sealed_manifest(
+    folder: Path | Place, manifest: Mapping[str, Any], leaves: Mapping[str, Shards]
+) -> str:
+    """Returns the text of the manifest of a step when all else was written."""
     sums = _checksums(folder / STATE)
     whole = {
         **manifest,
@@ -325,31 +353,40 @@ def _write_manifest(
             name: integrity.entry(leaf.spec, leaf.stored) | {"crc32c": sums.get(name, [])}
             for name, leaf in leaves.items()
         },
-        "files": integrity.file_list(folder, SMALL),
+        "files": _listing(folder),
+        "saved": time.time(),
     }
-    (folder / integrity.MANIFEST).write_text(integrity.seal(whole))
+    return integrity.seal(whole)
 
 
-def _checksums(directory: Path) -> dict[str, list[str]]:
+def _listing(step: Path | Place) -> dict[str, integrity.SizeAndCrc]:
+    if isinstance(step, Path):
+        return integrity.file_list(step, SMALL)
+    return bucket.listing(step)
+
+
+def _checksums(directory: Path | Place) -> dict[str, list[str]]:
     """Returns the checksums of the chunks of every leaf, in order, as they were stored."""
     sums: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
-    if (directory / _INDEX).exists():
-        index = ts.KvStore.open(_kvstore(directory)).result()
-        for key in index.list().result():
+    if not isinstance(directory, Path) or (directory / _INDEX).exists():
+        index = _result(ts.KvStore.open(_kvstore(directory)), directory)
+        for key in _result(index.list(), directory):
             # Such as b"params/kernel/c/0/1"; the last four bytes of the value are the checksum.
             if found := re.fullmatch(r"(.*)/c((?:/\d+)*)", key.decode(), re.DOTALL):
                 number = tuple(map(int, found[2].split("/")[1:]))
                 value = index.read(key, byte_range=slice(-4, None))
                 sums.setdefault(found[1], []).append((number, value))
     return {
-        name: [value.result().value.hex() for _, value in sorted(chunks, key=lambda x: x[0])]
+        name: [
+            _result(value, directory).value.hex() for _, value in sorted(chunks, key=lambda x: x[0])
+        ]
         for name, chunks in sums.items()
     }
 
 
-def wrong_files(step_directory: Path, manifest: Mapping[str, Any]) -> list[str]:
+def wrong_files(step_directory: Path | Place, manifest: Mapping[str, Any]) -> list[str]:
     """Returns a line for each file that is not as it was saved, or each leaf with other chunks."""
-    problems = integrity.file_problems(step_directory, manifest["files"], SMALL)
+    problems = integrity.file_problems(_listing(step_directory), manifest["files"])
     if problems or jax.process_index() > 0:
         return problems
     # A chunk has its checksum beside it. So process 0 compares these with the manifest.
@@ -362,10 +399,10 @@ def wrong_files(step_directory: Path, manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def read_places(
-    directory: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Collection[Place]]
+def read_regions(
+    directory: Path | Place, manifest: Mapping[str, Any], wanted: Mapping[str, Collection[Region]]
 ) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yields leaves and the places of them that are wanted, as they were stored."""
+    """Yields leaves and the regions of them that are wanted, as they were stored."""
     # `directory` is state/ in a step of this format or of orbax's. Raises CorruptCheckpoint with
     # the leaf if data are damaged, and OSError if the disk cannot be read.
     old, context = manifest["format"] == integrity.ORBAX, ts.Context()
@@ -374,14 +411,14 @@ def read_places(
     def done() -> tuple[str, list[np.ndarray]]:
         name, futures, _ = reading.popleft()
         with _errors_of(name):
-            return name, [future.result() for future in futures]
+            return name, [_result(future, directory) for future in futures]
 
-    for name, places in wanted.items():
+    for name, regions in wanted.items():
         entry = manifest["leaves"][name]
         stored = Spec(tuple(entry["stored_shape"]), entry["stored_dtype"])
         if 0 in stored.shape:  # it has no data, and is not stored
             empty = np.zeros(stored.shape, integrity.dtype(stored.dtype))
-            yield name, [empty[_slices(place)] for place in places]
+            yield name, [empty[_slices(region)] for region in regions]
             continue
         with _errors_of(name):
             opening = {
@@ -389,11 +426,11 @@ def read_places(
                 "kvstore": _kvstore(directory, name),
                 "fill_missing_data_reads": old,  # a file that is missing was found before
             }
-            array = ts.open(opening, open=True, context=context).result()
+            array = _result(ts.open(opening, open=True, context=context), directory)
             if (found := Spec(array.shape, array.dtype.name)) != stored:
                 raise CorruptCheckpoint(f"{name}: {found} was read, not {stored}")
-            futures = [array[_slices(place)].read() for place in places]
-        size = sum(map(_items, places)) * array.dtype.numpy_dtype.itemsize
+            futures = [array[_slices(region)].read() for region in regions]
+        size = sum(map(_items, regions)) * array.dtype.numpy_dtype.itemsize
         reading.append((name, futures, size))
         while len(reading) > 1 and sum(size for _, _, size in reading) > _AT_ONCE:
             yield done()

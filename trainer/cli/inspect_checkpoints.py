@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import math
 from pathlib import Path
 
 from optim.paths import flatten
@@ -24,7 +25,9 @@ def _ls(arguments: argparse.Namespace) -> int:
     rows = [("step", "saved", "bytes", "leaves", "metric")]
     problems = []
     for info in checkpoint.ls(arguments.workdir):
-        saved = datetime.datetime.fromtimestamp(info.saved).isoformat(" ", "seconds")
+        saved = "-"
+        if not math.isnan(info.saved):
+            saved = datetime.datetime.fromtimestamp(info.saved).isoformat(" ", "seconds")
         metric = "-" if info.metric is None else f"{info.metric:.6g}"
         rows.append((str(info.step), saved, f"{info.nbytes:,}", str(info.leaves), metric))
         if info.problem:

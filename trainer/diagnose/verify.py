@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from trainer import checkpoint, writers
+from trainer.checkpoint.reading import home_of
 from trainer.engine.contracts import Batch
 from trainer.engine.datasets import digest_batch
 from trainer.engine.program import Program
@@ -94,16 +95,16 @@ def first_difference(
 def kill_after_checkpoint(workdir: str | Path, step: int, latest: int) -> Observer:
     """Returns what kills the process by SIGKILL after the checkpoint of `step` is committed."""
     # At the end of a block. From the step `latest` on, it waits up to a minute for the commit.
-    committed = Path(workdir).absolute() / "checkpoints" / str(step)
+    steps = home_of(Path(workdir, "checkpoints")).steps
 
     def kill(last: int, batches: Sequence[Batch], state: State) -> None:
         if last <= step:
             return
         give_up = time.monotonic() + 60
         # A small model may finish all of its steps before the save is committed.
-        while last >= latest and not committed.is_dir() and time.monotonic() <= give_up:
+        while last >= latest and step not in steps() and time.monotonic() <= give_up:
             time.sleep(0.01)
-        if committed.is_dir():
+        if step in steps():
             os.kill(os.getpid(), signal.SIGKILL)
 
     return kill

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +46,7 @@ _10_PERCENT: Any = "10%"
 _MOST_STEPS = 2**31 - 1  # State.step is int32
 _LARGEST = 2**63 - 1  # XLA stores sizes as int64
 _COUNTS = ("steps", "log_every", "save_every", "microbatches", "steps_per_call", "keep_latest")
+_URL = re.compile(r"((gs|s3)://[a-z0-9][a-z0-9._-]+[a-z0-9](/[^/?#@\s]+)*|file://(/[^/?#\s]+)+)/?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,9 @@ class Experiment:
             and in the last tenth of the run of 25. The last step is always evaluated.
         save_every: steps between two checkpoints.
         keep_latest: number of the newest checkpoints to keep.
+        checkpoints: URL below which a new run saves its checkpoints, in a folder of its own:
+            "gs://BUCKET/PATH", "s3://BUCKET/PATH" or "file:///PATH". Credentials come from the
+            environment. None saves them in the folder of the run.
         best_metric: the metric, such as "accuracy", whose best checkpoint is kept as well: of the
             validation split if the data set has one, or else of the test split, of which the plan
             warns. "validation/accuracy" and "eval/accuracy" name the split, and "code/accuracy" a
@@ -158,6 +163,7 @@ class Experiment:
     eval_every: Steps | Mapping[Steps, Steps] = _10_PERCENT
     save_every: Steps = _10_PERCENT
     keep_latest: int = 2
+    checkpoints: str | None = None
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     on_nonfinite: Literal["halt", "skip", "rollback"] = "halt"
@@ -201,6 +207,11 @@ class Experiment:
             )
         if self.best_row is None:  # raises ValueError for a metric or a split that does not exist
             split_sizes(self.data)
+        if self.checkpoints is not None and not _URL.fullmatch(self.checkpoints):
+            raise ValueError(
+                f"checkpoints is {self.checkpoints!r}, and must be gs://BUCKET/PATH, "
+                "s3://BUCKET/PATH or file:///PATH; or None, for the folder of the run."
+            )
         try:
             check_names(self.writers)
         except ConfigError as error:

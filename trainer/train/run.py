@@ -181,6 +181,7 @@ class Run:
             },
             allow_changed=allow_changed,
             take_over=take_over,
+            checkpoints=self.experiment.checkpoints,
             log=self.log,
         )
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import sys
@@ -19,10 +20,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainer import config as configs
-from trainer.checkpoint import holds_results
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.manager import step_directories
-from trainer.checkpoint.reading import check_saved_files
+from trainer.checkpoint.reading import check_saved_files, home_of
 from trainer.config.wording import listing
 from trainer.messages import UserError, refuse_os_errors
 from trainer.workdir.fingerprint import (
@@ -71,8 +70,9 @@ class Workdir:
     # (see `holds_steps`), or `allow_changed` has the difference: a path of the config, a key of the
     # fingerprint, or "config", "program" or "data" as a whole. Other changes, of "bits", are
     # logged. `texts` has more files to write, by their names; None for no such file. `take_over`
-    # takes the folder from a holder on a host that is gone. `changes` are the differences from the
-    # previous process.
+    # takes the folder from a holder on a host that is gone. `checkpoints` is the URL below which a
+    # new run saves, and None for its folder; see `checkpoint.reading.home_of`. `changes` are the
+    # differences from the previous process.
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Workdir:
         *,
         allow_changed: Sequence[str] = (),
         take_over: bool = False,
+        checkpoints: str | None = None,
         log: Log = to_stderr,
     ) -> None:
         self._log, self._step_program = log, provenance.step_program
@@ -114,6 +115,11 @@ class Workdir:
                     self.write(name, text)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
+            if checkpoints is not None and not self.checkpoints.exists():
+                # A name of its own: no other run must write there, or take these for its own.
+                name = re.sub(r"[^\w.-]", "_", self.path.name, flags=re.ASCII)
+                place = f"{checkpoints.rstrip('/')}/{name}-{secrets.token_hex(4)}"
+                self.write(self.checkpoints.name, f"{place}\n")
             # Delete the summary of the previous process: the run has not ended.
             (self.path / SUMMARY_FILE).unlink(missing_ok=True)
         except BaseException as e:
@@ -249,7 +255,7 @@ class Workdir:
             if not self._holds_results() and self.path.exists():
                 check_only_run_files(self.path)
             record = read_record(self.run_file)
-            if record is not None and not holds_results(self.checkpoints):
+            if record is not None and not home_of(self.checkpoints).holds_results():
                 refuse_trial(self.path, record)
             changes: list[str] = []
             if self.config_file.exists():
@@ -280,7 +286,7 @@ class Workdir:
         return record, differing, begun
 
     def _holds_results(self) -> bool:
-        return self.metrics_file.exists() or holds_results(self.checkpoints)
+        return self.metrics_file.exists() or home_of(self.checkpoints).holds_results()
 
     def _save_record(self) -> None:
         self.write("run.json", json.dumps(self._record, indent=1) + "\n")
@@ -382,7 +388,7 @@ def holds_steps(folder: Path) -> bool:
     names = unknown_names(folder, _BEFORE_STEPS) if folder.exists() else []
     # An empty file is no result: it was opened, and nothing was written.
     written = [name for name in names if (folder / name).is_dir() or (folder / name).stat().st_size]
-    return bool(written) or holds_results(folder / "checkpoints")
+    return bool(written) or home_of(folder / "checkpoints").holds_results()
 
 
 def unknown_names(folder: Path, known: Collection[str]) -> list[str]:
@@ -451,7 +457,7 @@ def results_of(folder: Path) -> dict[str, Any] | None:
             for name in _FILES
             if (folder / name).exists()
         }
-        steps = list(step_directories(folder / "checkpoints"))
+        steps = list(home_of(folder / "checkpoints").steps())
     except (OSError, CheckpointError):
         return None
     return {"metrics_sha256": rows, "files": files, "checkpoints": steps}
@@ -493,7 +499,7 @@ def is_untouched(
             return False
         if not all((folder / name).is_file() for name in ("config_full.yaml", "plan.txt")):
             return False
-        checkpoints = step_directories(folder / "checkpoints")
+        checkpoints = home_of(folder / "checkpoints").steps()
         if max(checkpoints, default=None) != step:
             return False
         check_saved_files(checkpoints[step])

@@ -1,0 +1,251 @@
+"""The steps of a run in a bucket of Google Cloud Storage or S3.
+
+They are there with `checkpoints: gs://BUCKET/PATH` in a config, or `s3://`. A bucket cannot rename:
+a step is written where it stays, below a name that no other save has, such as 1000-5b2f0c91/, and
+counts as soon as its manifest is there, which is one object. All objects are read and written by
+tensorstore; credentials come from the environment. No operation waits longer than its deadline.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import tensorstore as ts
+
+from trainer.checkpoint import integrity
+from trainer.checkpoint.errors import CheckpointError, one_line
+from trainer.checkpoint.folder import Fence
+
+DEADLINE = 60.0  # seconds of a request of a few bytes, with all of its repetitions
+DATA_DEADLINE = 900.0  # seconds of the requests for up to 256 MB
+_LOOK = 10.0  # seconds until a server must answer whether it has a bucket
+
+_SET_ASIDE = "damaged.json"  # the name that the manifest of a damaged step is given
+_HINTS = {
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or those of gcloud or of the virtual machine",
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or those of ~/.aws or of the machine",
+}
+
+
+class Place(NamedTuple):
+    """A folder or an object in a bucket: what this package needs of a path."""
+
+    url: str  # such as s3://bucket/runs/a/1000-5b2f0c91, without a slash at its end
+
+    def __truediv__(self, name: str) -> "Place":
+        return Place(f"{self.url}/{name}")
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def parent(self) -> "Place":
+        """The folder of this one."""
+        return Place(self.url.rpartition("/")[0])
+
+    @property
+    def name(self) -> str:
+        """The part after the last slash."""
+        return self.url.rpartition("/")[2]
+
+    def kvstore(self) -> dict[str, Any]:
+        """Returns tensorstore's specification of all objects below this folder."""
+        scheme, bucket, path = _parts(self.url)
+        if scheme == "gs":  # not gcs_grpc, which crashes without credentials
+            return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
+        spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": f"{path}/"}
+        if endpoint := _s3_endpoint():
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
+        if "AWS_ACCESS_KEY_ID" in os.environ:  # else the files of ~/.aws, and the machine's own
+            spec["aws_credentials"] = {"type": "environment"}
+        return spec
+
+    def keys(self) -> list[str]:
+        """Returns the names of all objects below this folder, relative to it, in order."""
+        with _store(self) as store:
+            return sorted(key.decode() for key in store.list().result(timeout=DEADLINE))
+
+    def read(self) -> bytes:
+        """Returns the content of an object; raises FileNotFoundError or another OSError."""
+        with _store(self.parent) as store:
+            found = store.read(self.name).result(timeout=DEADLINE)
+        if found.state != "value":
+            raise FileNotFoundError(f"{self} does not exist")
+        return found.value
+
+    def write(self, content: bytes) -> None:
+        """Writes or replaces an object, all of it or nothing."""
+        with _store(self.parent) as store:
+            store.write(self.name, content).result(timeout=DEADLINE)
+
+    def delete(self) -> None:
+        """Deletes the object, and all objects below the folder, of this name."""
+        with _store(self.parent) as store:
+            store.write(self.name, None).result(timeout=DEADLINE)
+            below = ts.KvStore.KeyRange(f"{self.name}/", f"{self.name}0")  # "0" follows "/"
+            store.delete_range(below).result(timeout=DATA_DEADLINE)
+
+
+def listing(step: Place) -> dict[str, integrity.SizeAndCrc]:
+    """Returns the objects of a step as `integrity.file_list` does the files of a folder."""
+    # Those of tensorstore in d/, which hold the chunks and have checksums of their own, are listed
+    # without being read.
+    found = {}
+    for key in step.keys():
+        if key not in (integrity.MANIFEST, _SET_ASIDE):
+            content = b"" if "/d/" in key else (step / key).read()
+            found[key] = len(content), f"{zlib.crc32(content):08x}" if content else ""
+    return found
+
+
+class Bucket:
+    """The steps below a URL; has the methods of `folder.Folder`, and raises as they do."""
+
+    def __init__(self, url: str) -> None:
+        self.place = Place(url)
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    def steps(self) -> dict[int, Place]:
+        """Returns step -> place of the committed steps, oldest first."""
+        return self._with(integrity.MANIFEST)
+
+    def holds_results(self) -> bool:
+        """Returns whether there is more than what an interrupted save left."""
+        return bool(self.steps() or self.damaged())
+
+    def damaged(self) -> str | None:
+        """Returns where damaged steps are; None if there are none."""
+        return str(self) if self._with(_SET_ASIDE) else None
+
+    def open(self) -> None:
+        """Looks the bucket up, and deletes what killed saves and removals left."""
+        self._look_up()
+        for name in self._unfinished():
+            (self.place / name).delete()
+
+    def make(self, step: int) -> Place:
+        """Returns a place in which a step is written, which no other save has."""
+        return self.place / f"{step}-{secrets.token_hex(8)}"
+
+    def commit(
+        self, place: Place, step: int, manifest: str, before: Callable[[], None], fence: Fence
+    ) -> None:
+        """Writes the manifest of a step, by which it counts."""
+        before()
+        fence()
+        (place / integrity.MANIFEST).write(manifest.encode())
+
+    def forget(self, step: int) -> None:
+        """Leaves what a failed save has written to the next call of `open`."""
+        # The server may be the reason of the failure, and would be waited for.
+
+    def remove(self, steps: Collection[int], fence: Fence) -> None:
+        """Removes steps, the newest first, each with its manifest first."""
+        found = self.steps() if steps else {}
+        for step in sorted(steps, reverse=True):
+            fence()
+            (found[step] / integrity.MANIFEST).delete()
+            found[step].delete()
+
+    def set_aside(self, step: Any) -> str:
+        """Renames the manifest of a damaged step, which then does not count."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                (step / _SET_ASIDE).write((step / integrity.MANIFEST).read())
+            (step / integrity.MANIFEST).delete()
+        except OSError as e:
+            raise CheckpointError(
+                f"The damaged checkpoint {step} cannot be marked as such: {one_line(e)}. Remove "
+                f"its {integrity.MANIFEST}, and start the same command again."
+            ) from e
+        return f"{step}/{_SET_ASIDE}"
+
+    def _with(self, file: str) -> dict[int, Place]:
+        """Returns the steps that have a file, oldest first."""
+        try:
+            keys = self.place.keys()
+        except OSError as e:
+            raise CheckpointError(f"{self} cannot be listed: {one_line(e)}.") from e
+        names = (key.removesuffix(f"/{file}") for key in keys if key.endswith(f"/{file}"))
+        found = {int(x.split("-")[0]): self.place / x for x in names if _STEP.fullmatch(x)}
+        return dict(sorted(found.items()))
+
+    def _unfinished(self) -> list[str]:
+        """Returns the names of steps that were not committed."""
+        keys = [key.split("/") for key in self.place.keys()]
+        ended = {key[0] for key in keys if key[1:] in ([integrity.MANIFEST], [_SET_ASIDE])}
+        return sorted({key[0] for key in keys if _STEP.fullmatch(key[0])} - ended)
+
+    def _look_up(self) -> None:
+        """Raises OSError unless the server answers, and has the bucket."""
+        # Tensorstore asks a missing one thousands of times, and waits long for a silent server.
+        scheme, bucket, _ = _parts(self.place.url)
+        if scheme == "gs":
+            server = os.environ.get("TENSORSTORE_GCS_HTTP_URL", "https://storage.googleapis.com")
+            url = f"{server}/storage/v1/b/{bucket}"
+        else:
+            url = f"{_s3_endpoint() or 'https://s3.amazonaws.com'}/{bucket}"
+        request = urllib.request.Request(url, method="GET" if scheme == "gs" else "HEAD")
+        try:
+            urllib.request.urlopen(request, timeout=_LOOK).close()
+        except urllib.error.HTTPError as error:  # 301, 401 and 403 tell that there is one
+            if error.code == 404:
+                raise OSError(f"there is no bucket {bucket} ({scheme}://)") from error
+            if error.code >= 500:
+                raise OSError(f"the server of {self} answers {error}") from error
+        except OSError as error:
+            raise OSError(f"the server of {self} cannot be reached: {one_line(error)}") from error
+
+
+_STEP = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    """Returns scheme, bucket and path of a URL."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    return scheme, bucket, path
+
+
+def _s3_endpoint() -> str | None:
+    """Returns the URL of an S3 server that is not Amazon's, by Amazon's own variables."""
+    found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return found.rstrip("/") if found else None
+
+
+@contextlib.contextmanager
+def _store(place: Place) -> Iterator[ts.KvStore]:
+    """Opens the objects below a place; raises OSError for whatever tensorstore raises within."""
+    try:
+        yield ts.KvStore.open(place.kvstore()).result(timeout=DEADLINE)
+    except (ValueError, RuntimeError, TimeoutError) as error:
+        raise OSError(problem_of_server(place, error) or f"{place}: {one_line(error)}") from error
+
+
+_OF_SERVER = re.compile(
+    "NoSuchBucket|PERMISSION_DENIED|UNAUTHENTICATED|AccessDenied|UNAVAILABLE|DEADLINE_EXCEEDED"
+    "|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|[Cc]redentials|CURL|HTTP"
+)
+_DENIED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED|AccessDenied|[Cc]redentials")
+
+
+def problem_of_server(place: Place, error: BaseException) -> str:
+    """Describes an error that is the server's and not that of the data; else an empty text."""
+    if isinstance(error, TimeoutError):
+        return f"{place} did not answer in time"
+    # Such as "NOT_FOUND: NoSuchBucket: The specified bucket does not exist [http_response=...".
+    if not _OF_SERVER.search(str(error)):
+        return ""
+    text = f"{place}: {str(error).split(' [')[0].strip()}"
+    if _DENIED.search(str(error)):
+        text += f". Credentials are read from the environment: {_HINTS[place.url[:2]]}"
+    return text
