@@ -7,6 +7,7 @@ tensorstore; credentials come from the environment. No operation waits longer th
 """
 
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -95,13 +96,15 @@ class Place(NamedTuple):
 
 def listing(step: Place) -> dict[str, integrity.SizeAndCrc]:
     """Returns the objects of a step as `integrity.file_list` does the files of a folder."""
-    # Those of tensorstore in d/, which hold the chunks and have checksums of their own, are listed
-    # without being read.
-    found = {}
-    for key in step.keys():
-        if key not in (integrity.MANIFEST, _SET_ASIDE):
-            content = b"" if "/d/" in key else (step / key).read()
-            found[key] = len(content), f"{zlib.crc32(content):08x}" if content else ""
+    # Chunks, such as state/params/kernel/c/0/1, have checksums of their own, and are not read.
+    found: dict[str, integrity.SizeAndCrc] = {}
+    with _store(step) as store:
+        keys = sorted(key.decode() for key in store.list().result(timeout=DEADLINE))
+        keys = [key for key in keys if key not in (integrity.MANIFEST, _SET_ASIDE)]
+        small = {key: store.read(key) for key in keys if not re.search(r"/c(/\d+)*$", key)}
+        for key in keys:
+            content = small[key].result(timeout=DEADLINE).value if key in small else b""
+            found[key] = len(content), f"{zlib.crc32(content):08x}" if key in small else ""
     return found
 
 
@@ -110,6 +113,7 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.place = Place(url)
+        self._was_found = False
 
     def __str__(self) -> str:
         return str(self.place)
@@ -128,7 +132,7 @@ class Bucket:
 
     def open(self) -> None:
         """Looks the bucket up, and deletes what killed saves and removals left."""
-        self._look_up()
+        self._was_found = False
         for name in self._unfinished():
             (self.place / name).delete()
 
@@ -172,7 +176,7 @@ class Bucket:
     def _with(self, file: str) -> dict[int, Place]:
         """Returns the steps that have a file, oldest first."""
         try:
-            keys = self.place.keys()
+            keys = self._keys()
         except OSError as e:
             raise CheckpointError(f"{self} cannot be listed: {one_line(e)}.") from e
         names = (key.removesuffix(f"/{file}") for key in keys if key.endswith(f"/{file}"))
@@ -181,11 +185,17 @@ class Bucket:
 
     def _unfinished(self) -> list[str]:
         """Returns the names of steps that were not committed."""
-        keys = [key.split("/") for key in self.place.keys()]
+        keys = [key.split("/") for key in self._keys()]
         ended = {key[0] for key in keys if key[1:] in ([integrity.MANIFEST], [_SET_ASIDE])}
         return sorted({key[0] for key in keys if _STEP.fullmatch(key[0])} - ended)
 
-    def _look_up(self) -> None:
+    def _keys(self) -> list[str]:
+        if not self._was_found:
+            self.look_up()
+            self._was_found = True
+        return self.place.keys()
+
+    def look_up(self) -> None:
         """Raises OSError unless the server answers, and has the bucket."""
         # Tensorstore asks a missing one thousands of times, and waits long for a silent server.
         scheme, bucket, _ = _parts(self.place.url)
@@ -203,7 +213,9 @@ class Bucket:
             if error.code >= 500:
                 raise OSError(f"the server of {self} answers {error}") from error
         except OSError as error:
-            raise OSError(f"the server of {self} cannot be reached: {one_line(error)}") from error
+            reason = getattr(error, "reason", error)  # of URLError
+            why = one_line(reason if isinstance(reason, OSError) else error)
+            raise OSError(f"the server of {self} cannot be reached: {why}") from error
 
 
 _STEP = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
@@ -222,30 +234,34 @@ def _s3_endpoint() -> str | None:
     return found.rstrip("/") if found else None
 
 
+@functools.cache
+def _context() -> ts.Context:
+    """Returns what all requests of a process share: the credentials, and connections."""
+    return ts.Context()
+
+
 @contextlib.contextmanager
 def _store(place: Place) -> Iterator[ts.KvStore]:
     """Opens the objects below a place; raises OSError for whatever tensorstore raises within."""
     try:
-        yield ts.KvStore.open(place.kvstore()).result(timeout=DEADLINE)
+        yield ts.KvStore.open(place.kvstore(), context=_context()).result(timeout=DEADLINE)
     except (ValueError, RuntimeError, TimeoutError) as error:
         raise OSError(problem_of_server(place, error) or f"{place}: {one_line(error)}") from error
 
 
 _OF_SERVER = re.compile(
-    "NoSuchBucket|PERMISSION_DENIED|UNAUTHENTICATED|AccessDenied|UNAVAILABLE|DEADLINE_EXCEEDED"
-    "|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|[Cc]redentials|CURL|HTTP"
+    "NoSuchBucket|UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|CURL|HTTP"
 )
 _DENIED = re.compile("PERMISSION_DENIED|UNAUTHENTICATED|AccessDenied|[Cc]redentials")
 
 
 def problem_of_server(place: Place, error: BaseException) -> str:
     """Describes an error that is the server's and not that of the data; else an empty text."""
+    scheme, bucket, _ = _parts(place.url)
+    where, text = f"{scheme}://{bucket}", str(error)
     if isinstance(error, TimeoutError):
-        return f"{place} did not answer in time"
+        return f"{where} did not answer in time"
+    if _DENIED.search(text):
+        return f"{where} denied access; credentials come from the environment: {_HINTS[scheme]}"
     # Such as "NOT_FOUND: NoSuchBucket: The specified bucket does not exist [http_response=...".
-    if not _OF_SERVER.search(str(error)):
-        return ""
-    text = f"{place}: {str(error).split(' [')[0].strip()}"
-    if _DENIED.search(str(error)):
-        text += f". Credentials are read from the environment: {_HINTS[place.url[:2]]}"
-    return text
+    return f"{where}: {text.split(' [')[0].strip()}" if _OF_SERVER.search(text) else ""

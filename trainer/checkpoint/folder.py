@@ -46,6 +46,9 @@ class Folder:
         except OSError as e:
             raise CheckpointError(f"{self.path} cannot be listed: {one_line(e)}.") from e
 
+    def look_up(self) -> None:
+        """Does nothing: `open` makes the folder."""
+
     def holds_results(self) -> bool:
         """Returns whether there is more than the files of an interrupted save."""
         if not self.path.is_dir():

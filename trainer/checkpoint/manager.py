@@ -19,7 +19,14 @@ from trainer.checkpoint import leaf_file
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint, one_line
 from trainer.checkpoint.folder import Folder
 from trainer.checkpoint.integrity import to_host
-from trainer.checkpoint.reading import all_agree, home_of, read_manifest, read_state, storage
+from trainer.checkpoint.reading import (
+    all_agree,
+    all_gather_ints,
+    home_of,
+    read_manifest,
+    read_state,
+    storage,
+)
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage
 
@@ -135,7 +142,8 @@ class Checkpoints:
         self._fence_error: BaseException | None = None
         self._before_commit = before_commit or (lambda: None)
         self._read_only = read_only
-        self._newest: int | None = None  # the step that was committed last
+        # The steps that were committed; None before the first save has looked.
+        self._known: set[int] | None = None
         self._is_open = False  # False after an error: the next save looks at the folder again
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending: tuple[int, Future[None]] | None = None
@@ -163,7 +171,11 @@ class Checkpoints:
         self.wait()
         self._fence()
         step = int(step)
-        if self._has(step):
+        try:
+            if self._has(step):
+                return False
+        except CheckpointError as e:
+            self._failed(step, e)
             return False
         sharded = self._by_shards()
         leaves: Mapping[str, Any] = storage().shards_to_host(state) if sharded else to_host(state)
@@ -185,7 +197,7 @@ class Checkpoints:
             problem = e  # process 0 tells the others when they wait for its folder
         self._retention.saving(step, value)
         written = partial(self._write, step, manifest, leaves, problem)
-        self._pending = step, self._thread.submit(self._finish, written)
+        self._pending = step, self._thread.submit(self._finish, step, written)
         return True
 
     def record_metric(self, step: int, metric: float) -> None:
@@ -209,11 +221,12 @@ class Checkpoints:
             return
         (step, finished), self._pending = self._pending, None
         problem = finished.exception()
-        if problem is None:
-            self._newest = step
-        # The folder tells whether the step was committed. The exception does not: removing older
-        # checkpoints, after the commit, may have raised it.
-        if self._fence_error is not None or not self._has(step):
+        # An exception does not tell that the step was not committed: removing older checkpoints,
+        # after the commit, may have raised it.
+        is_there = step in (self._known or ())
+        if is_there and isinstance(self._home, Folder) and jax.process_index() == 0:
+            is_there = step in self._home.steps()
+        if self._fence_error is not None or not is_there:
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
@@ -266,7 +279,7 @@ class Checkpoints:
         self._fence()
         later = [number for number in self.steps() if number > step]
         self._retention.forget_after(step)
-        self._newest = None
+        self._known = None
         why = ""
         if jax.process_index() == 0:
             try:
@@ -297,10 +310,20 @@ class Checkpoints:
         return jax.process_count() > 1 or not isinstance(self._home, Folder)
 
     def _has(self, step: int) -> bool:
-        """Returns whether a step is committed."""
-        # On NFS, a process may see the folder that another one has renamed only later.
-        told = jax.process_index() > 0 and step == self._newest
-        return told or step in self._home.steps()
+        """Returns whether a step is committed; CheckpointError in all processes if one fails."""
+        # Asked once, because a bucket answers slowly, and for what process 0 finds: on NFS, another
+        # process may see a folder that was renamed only later.
+        if self._known is None:
+            found, why = set[int](), ""
+            try:
+                found = set(self._home.steps())
+            except CheckpointError as e:
+                why = str(e).rstrip(".")
+            answers = all_gather_ints([not why, step in found])
+            if not answers[:, 0].all():
+                raise CheckpointError(why or "another process cannot list those that there are")
+            self._known = (found | {step}) if answers[0, 1] else (found - {step})
+        return step in self._known
 
     def _open(self) -> None:
         """Prepares the directory, and deletes the files of a killed save."""
@@ -330,9 +353,11 @@ class Checkpoints:
             folder = make()
             commit(folder, leaf_file.write_step(folder, manifest, leaves))
 
-    def _finish(self, written: Callable[[], None]) -> None:
+    def _finish(self, step: int, written: Callable[[], None]) -> None:
         """Removes superfluous checkpoints once a step is `written` and committed."""
         written()
+        if self._known is not None:
+            self._known.add(step)
         if jax.process_index() == 0:
             self._home.remove(self._retention.superfluous(self.steps()), self._check_fence)
 
@@ -353,8 +378,11 @@ class Checkpoints:
         self._fence()  # the directory may belong to another process by now
         if jax.process_index() == 0:
             self._home.forget(step)
-        newest = self.latest()
-        kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
+        try:
+            newest = self.latest()
+            kept = "There is no older one" if newest is None else f"The newest is of step {newest}"
+        except CheckpointError:  # a server that does not answer
+            kept = "Older ones stay"
         self._outage.failed(
             f"The checkpoint of step {step} could not be saved: {one_line(error)}",
             f"{kept}; training continues and the next save tries again.",

@@ -35,11 +35,14 @@ def home_of(checkpoints: str | os.PathLike[str]) -> "Folder | Bucket":
         url = read_regular(path).decode().strip() if path.is_file() else ""
     except (OSError, ValueError):
         url = ""
+    return home_at(url) if url.startswith(("file:///", "gs://", "s3://")) else Folder(path)
+
+
+def home_at(url: str) -> "Folder | Bucket":
+    """Returns the place of a URL, in which the steps of a run are."""
     if url.startswith("file:///"):
         return Folder(Path(url.removeprefix("file://")))
-    if url.startswith(("gs://", "s3://")):
-        return importlib.import_module("trainer.checkpoint.bucket").Bucket(url)
-    return Folder(path)
+    return importlib.import_module("trainer.checkpoint.bucket").Bucket(url)
 
 
 def read_arrays(

@@ -211,7 +211,9 @@ class _Messages:
         except jax.errors.JaxRuntimeError as error:
             raise OSError(f"process {process} did not answer: {one_line(error)}") from error
         if problem:
-            raise OSError(f"process {process}: {problem}")
+            # A problem that process 0 passes on names its process already.
+            named = jax.process_count() == 1 or problem.startswith("process ")
+            raise OSError(problem if named else f"process {process}: {problem}")
         return value
 
     def forget_the_last_save(self) -> None:
@@ -237,14 +239,16 @@ class _Alone(dict[str, str]):
 
 def _write_chunks(directory: Path | Place, leaves: Mapping[str, Shards]) -> str:
     """Writes the chunks of this process; returns a text that is empty if there are none."""
-    home = directory / _database(jax.process_index())
+    home = directory / _database(jax.process_index()) if isinstance(directory, Path) else directory
     context, transaction, waiting = ts.Context(), ts.Transaction(), 0
     for name, leaf in leaves.items():
         for region, data in leaf.pieces:
             if waiting + data.nbytes > _AT_ONCE:
                 _commit(transaction, home)
                 transaction, waiting = ts.Transaction(), 0
-            opening = ts.open(_array(home, name, leaf), context=context, transaction=transaction)
+            opening = ts.open(
+                _array(home, name, leaf, True), context=context, transaction=transaction
+            )
             part = _result(opening, home)[_slices(region)]
             part.write(data, can_reference_source_data_indefinitely=True).copy.result()
             waiting += data.nbytes
@@ -279,15 +283,19 @@ def _database(process: int) -> str:
 
 def _kvstore(directory: Path | Place, name: str = "") -> dict[str, Any]:
     """Returns tensorstore's specification of a database, or of an array in it."""
-    if isinstance(directory, Path):
-        base = {"driver": "file", "path": f"{directory.resolve()}/"}  # it refuses ".."
-    else:
-        base = directory.kvstore()
+    # No database in a bucket: if the bucket vanishes, tensorstore 0.1.86 crashes in OCDBT's driver.
+    if not isinstance(directory, Path):
+        return (directory / name if name else directory).kvstore()
+    base = {"driver": "file", "path": f"{directory.resolve()}/"}  # it refuses ".."
     return {"driver": "ocdbt", "base": base, "path": f"{name}/" if name else ""}
 
 
-def _array(directory: Path | Place, name: str, leaf: Shards) -> dict[str, Any]:
+def _array(
+    directory: Path | Place, name: str, leaf: Shards, for_chunks: bool = False
+) -> dict[str, Any]:
     """Returns tensorstore's specification of an array that is written."""
+    # In a bucket, all processes write the chunks of one array, and process 0 then its metadata.
+    assumed = for_chunks and not isinstance(directory, Path)
     return {
         "driver": "zarr3",
         "kvstore": _kvstore(directory, name),
@@ -301,28 +309,36 @@ def _array(directory: Path | Place, name: str, leaf: Shards) -> dict[str, Any]:
             ],
         },
         "store_data_equal_to_fill_value": True,  # a chunk that is missing is then an error
-        "create": True,
+        "create": not assumed,
         "open": True,
+        "assume_metadata": assumed,
     }
 
 
 def _write_index(
     directory: Path | Place, wrote: Collection[int], leaves: Mapping[str, Shards]
 ) -> None:
-    """Writes, when all processes have written, where the chunks are in their databases."""
-    context, transaction = ts.Context(), ts.Transaction(atomic=True)
+    """Writes, when all processes have written, what orbax and tensorstore need to read it."""
+    # In a folder, that is where the chunks are in the databases of the processes.
+    local = isinstance(directory, Path)
+    context, transaction = ts.Context(), ts.Transaction(atomic=local)
+    names = [name for name, leaf in leaves.items() if 0 not in leaf.stored.shape]
 
     def opened(home: Path | Place) -> ts.KvStore:
         return _result(ts.KvStore.open(_kvstore(home), context=context), home)
 
-    index = opened(directory).with_transaction(transaction)
-    for process in wrote:
-        copying = opened(directory / _database(process)).experimental_copy_range_to(index)
-        _result(copying, directory)
+    if local:
+        index = opened(directory).with_transaction(transaction)
+        for process in wrote:
+            copying = opened(directory / _database(process)).experimental_copy_range_to(index)
+            _result(copying, directory)
+    else:
+        arrays = (_array(directory, name, leaves[name]) for name in names)
+        for opening in [ts.open(x, context=context, transaction=transaction) for x in arrays]:
+            _result(opening, directory)
     _commit(transaction, directory)
-    names = [name for name, leaf in leaves.items() if 0 not in leaf.stored.shape]
     # Tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
-    if names and isinstance(directory, Path) and not (directory / _INDEX).is_file():
+    if names and local and not (directory / _INDEX).is_file():
         raise OSError(f"the index of its arrays, {STATE}/{_INDEX}, was not written to {directory}")
     described = {
         "tree_metadata": {
@@ -332,7 +348,7 @@ def _write_index(
             }
             for name in names
         },
-        "use_ocdbt": True,
+        "use_ocdbt": local,
         "use_zarr3": True,
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,

@@ -17,6 +17,7 @@ import jax
 from trainer import config as configs
 from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost, misfits
+from trainer.checkpoint.reading import home_at
 from trainer.config import wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import split_sizes, whole_splits
@@ -145,7 +146,9 @@ class Run:
             newest = Checkpoints(workdir / "checkpoints").latest()
             if changed and newest is not None:
                 _refuse_misfits(self.program, workdir, newest)
-        except CheckpointError as error:
+            if (url := self.experiment.checkpoints) and not (workdir / "checkpoints").exists():
+                home_at(url).look_up()
+        except (CheckpointError, OSError) as error:
             raise UserError(str(error)) from error
         if newest is not None and newest > self.experiment.steps:
             raise UserError(

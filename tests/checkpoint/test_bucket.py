@@ -1,0 +1,328 @@
+"""Checkpoints in a bucket: as exact as those on a disk, and never waited for without an end."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import s3_server
+from tests.runs import LONG, ROOT, lines
+from trainer import checkpoint
+from trainer.__main__ import main
+from trainer.checkpoint import CheckpointError, Checkpoints, Retention, bucket
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+class Moto:
+    """Moto's server, which imitates Amazon's more fully."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self.server.start()
+        self.url = f"http://127.0.0.1:{self.server.get_host_and_port()[1]}"
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def server(environment: pytest.MonkeyPatch) -> Iterator[s3_server.Server]:
+    with s3_server.serving() as served:
+        environment.setenv("AWS_ENDPOINT_URL", served.url)
+        yield served
+
+
+@pytest.fixture(params=["ours", pytest.param("moto", marks=pytest.mark.s3)])
+def any_server(request: Any, environment: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "ours":
+        request.getfixturevalue("server")
+        yield
+        return
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto is not installed: `make s3` adds it.")
+    import boto3
+
+    moto = Moto()
+    environment.setenv("AWS_ENDPOINT_URL", moto.url)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="lab")
+    yield
+    moto.server.stop()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run whose checkpoints are in the bucket."""
+    (tmp_path / "checkpoints").write_text("s3://lab/runs/a-1\n")
+    return tmp_path
+
+
+def state(seed: int) -> dict[str, Any]:
+    drawn = jax.random.normal(jax.random.key(seed), (40, 30))
+    return {"params": {"w": drawn, "b": jnp.ones(3, jnp.bfloat16)}, "rng": jax.random.key(seed)}
+
+
+def opened(run: Path, log: list[str] | None = None, **retention: Any) -> Checkpoints:
+    lines = [] if log is None else log
+    return Checkpoints(run / "checkpoints", Retention(**retention), log=lines.append)
+
+
+def save(checkpoints: Checkpoints, step: int, metric: float | None = None) -> None:
+    checkpoints.save(step, state(step), metric=metric)
+    checkpoints.wait()
+
+
+def restored(checkpoints: Checkpoints, step: int | None = None) -> dict[str, str]:
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state(0))
+    return checkpoint.digests(checkpoints.restore(target, step))
+
+
+def test_what_is_saved_comes_back_and_old_steps_are_removed(any_server: None, run: Path) -> None:
+    with opened(run, keep_latest=2, keep_best=1) as checkpoints:
+        for step, metric in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.3)):
+            save(checkpoints, step, metric)
+        assert checkpoints.error is None
+        assert checkpoints.steps() == [1, 3, 4]
+        assert not checkpoints.save(4, state(5)), "It is saved already."
+    with opened(run) as checkpoints:
+        assert restored(checkpoints) == checkpoint.digests(state(4))
+        assert restored(checkpoints, 1) == checkpoint.digests(state(1))
+        assert checkpoints.discard_after(3) == [4]
+        assert checkpoints.latest() == 3
+    listed = checkpoint.ls(run)
+    assert [(info.step, info.metric) for info in listed] == [(1, 0.9), (3, 0.2)]
+    assert all(info.saved > 1.7e9 and info.problem is None for info in listed)
+    assert checkpoint.check_leaves(run) == {1: [], 3: []}
+    np.testing.assert_array_equal(
+        checkpoint.load_params(run, 3)["w"], np.asarray(state(3)["params"]["w"])
+    )
+
+
+@pytest.mark.parametrize("fault", ["503", "403", "cut", "silent", "no bucket", "refused"])
+def test_a_failing_server_costs_a_save_and_nothing_else(
+    fault: str, server: s3_server.Server, run: Path, environment: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    checkpoints = opened(run, log)
+    save(checkpoints, 1)
+    for name in ("DEADLINE", "DATA_DEADLINE", "_LOOK"):
+        environment.setattr(bucket, name, 1.5)
+    if fault == "no bucket":
+        gone = server.buckets.pop("lab")
+    elif fault == "refused":
+        environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    else:
+        server.fault = lambda method, path: fault
+    save(checkpoints, 2)
+    assert checkpoints.error is not None
+    (line,) = log
+    assert line.startswith("The checkpoint of step 2 could not be saved: ") and "s3://lab" in line
+    assert "training continues" in line
+    if fault == "403":
+        assert "AWS_ACCESS_KEY_ID" in line
+    with pytest.raises(CheckpointError, match=r"s3://lab/runs/a-1.* cannot be (listed|read)"):
+        restored(opened(run))
+    server.fault = lambda method, path: None
+    for name in ("DEADLINE", "DATA_DEADLINE", "_LOOK"):
+        environment.setattr(bucket, name, 60.0)
+    if fault == "no bucket":
+        server.buckets["lab"] = gone
+    environment.setenv("AWS_ENDPOINT_URL", server.url)
+    save(checkpoints, 3)
+    assert checkpoints.error is None and checkpoints.steps() == [1, 3]
+    assert restored(checkpoints) == checkpoint.digests(state(3))
+    save(opened(run), 4)
+    names = {key.split("/")[2].split("-")[0] for key in server.buckets["lab"]}
+    # What the failed save wrote is deleted, but for requests that tensorstore has gone on with.
+    assert names == {"3", "4"} or (fault == "cut" and names == {"2", "3", "4"})
+
+
+def test_a_server_that_fails_for_a_moment_is_asked_again(
+    server: s3_server.Server, run: Path
+) -> None:
+    failed: list[str] = []
+
+    def twice(method: str, path: str) -> str | None:
+        if method == "PUT" and "/c/" in path and len(failed) < 2:
+            failed.append(path)
+            return "503"
+        return None
+
+    server.fault = twice
+    with opened(run) as checkpoints:
+        save(checkpoints, 1)
+        assert checkpoints.error is None and len(failed) == 2
+        assert restored(checkpoints) == checkpoint.digests(state(1))
+
+
+def _flip(objects: dict[str, bytes], key: str) -> None:
+    content = bytearray(objects[key])
+    content[len(content) // 2] ^= 0x10
+    objects[key] = bytes(content)
+
+
+DAMAGE: dict[str, Callable[[dict[str, bytes], str], Any]] = {
+    "flipped": _flip,
+    "cut": lambda objects, key: objects.update({key: objects[key][:-3]}),
+    "missing": lambda objects, key: objects.pop(key),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["flipped", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cut", "missing"))],
+)
+def test_damage_of_any_object_is_found_and_the_step_before_is_used(
+    kind: str, server: s3_server.Server, run: Path
+) -> None:
+    with opened(run) as checkpoints:
+        save(checkpoints, 1)
+        save(checkpoints, 2)
+    saved = dict(server.buckets["lab"])
+    names = ("manifest.json", "_METADATA", "w/c/0/0", "w/zarr.json", "rng/c/0")
+    of_step = [key for key in saved if key.startswith("runs/a-1/2-") and key.endswith(names)]
+    assert len(of_step) == len(names)
+    for key in of_step:
+        server.buckets["lab"] = objects = dict(saved)
+        DAMAGE[kind](objects, key)
+        found = checkpoint.check_leaves(run)
+        if kind == "missing" and key.endswith("manifest.json"):  # then it was never committed
+            assert found == {1: []}
+        else:
+            assert found[1] == [] and found[2], key
+        log: list[str] = []
+        with opened(run, log) as checkpoints:
+            assert restored(checkpoints) == checkpoint.digests(state(1)), key
+            assert checkpoints.steps() == [1]
+            save(checkpoints, 2)
+            assert restored(checkpoints) == checkpoint.digests(state(2))
+        if found.get(2):
+            assert "step 2 is damaged" in log[0] and "damaged.json" in log[0]
+
+
+def test_two_writers_of_one_step_never_mix_their_objects(
+    server: s3_server.Server, run: Path
+) -> None:
+    one, two = opened(run), opened(run)
+    assert one.save(1, state(1)) and two.save(1, state(1))
+    one.wait()
+    two.wait()
+    assert one.error is None and two.error is None
+    assert restored(one) == checkpoint.digests(state(1))
+    assert checkpoint.check_leaves(run) == {1: []}
+
+
+def test_what_is_not_a_step_is_left_alone(server: s3_server.Server, run: Path) -> None:
+    others = {"runs/a-1/notes.txt": b"x", "runs/a-10/1-00/manifest.json": b"", "thesis.tex": b"x"}
+    unfinished = {f"runs/a-1/7-{'0' * 16}/state/d/x": b"x"}
+    server.buckets["lab"] = {**others, **unfinished}
+    with opened(run, keep_latest=1) as checkpoints:
+        save(checkpoints, 1)
+        save(checkpoints, 2)
+        assert checkpoints.steps() == [2]
+    left = server.buckets["lab"]
+    assert others.items() <= left.items() and not unfinished.items() & left.items()
+
+
+RUN = """\
+model: !models.mlp {width: 16, depth: 1}
+data: !data.digits {batch_size: 32}
+loss: !losses.softmax_cross_entropy
+optimizer: !optax.adamw {learning_rate: 1e-3}
+steps: 8
+save_every: 2
+eval_every: 8
+writers: []
+"""
+
+
+def test_a_run_saves_below_the_url_and_its_commands_find_it(
+    server: s3_server.Server, tmp_path: Path, capsys: Any
+) -> None:
+    file, workdir = tmp_path / "run.yaml", tmp_path / "a run"
+    file.write_text(f"{RUN}checkpoints: s3://lab/runs/\n")
+    start = ["--config", str(file), "--workdir", str(workdir)]
+    assert main(start) == 0
+    # Each run has a place of its own.
+    place = (workdir / "checkpoints").read_text().strip()
+    assert re.fullmatch("s3://lab/runs/a_run-[0-9a-f]{8}", place)
+    assert main(["checkpoint", "check", str(workdir)]) == 0
+    assert main(["checkpoint", "export", str(workdir), str(tmp_path / "x.safetensors")]) == 0
+    assert "step 8: intact" in capsys.readouterr().out
+    assert main(start) == 0
+    assert "Nothing to do" in capsys.readouterr().err
+
+
+def test_a_missing_bucket_and_a_wrong_url_are_refused_at_the_start(
+    server: s3_server.Server, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "run.yaml"
+    for url, said in (
+        ("s3://other/runs", "there is no bucket other"),
+        ("http://lab/runs", "checkpoints is 'http://lab/runs', and must be gs://BUCKET/PATH"),
+        ("s3://key:secret@lab", "must be gs://BUCKET/PATH"),
+    ):
+        file.write_text(f"{RUN}checkpoints: {url}\n")
+        assert main(["--config", str(file), "--workdir", str(tmp_path / "w")]) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "w").exists()
+
+
+def test_a_file_url_is_another_folder(tmp_path: Path) -> None:
+    file, workdir = tmp_path / "run.yaml", tmp_path / "w"
+    file.write_text(f"{RUN}checkpoints: file://{tmp_path}/elsewhere\n")
+    assert main(["--config", str(file), "--workdir", str(workdir)]) == 0
+    (home,) = (tmp_path / "elsewhere").iterdir()
+    assert (home / "8/state.safetensors").is_file()
+    assert [info.step for info in checkpoint.ls(workdir)] == [6, 8]
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_from_the_bucket_with_the_bits_of_one_on_a_disk(
+    server: s3_server.Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{RUN}checkpoints: s3://lab/runs\n")
+    (tmp_path / "disk.yaml").write_text(RUN)
+    assert main(["--config", str(tmp_path / "disk.yaml"), "--workdir", str(tmp_path / "disk")]) == 0
+    killing = """
+import os, signal, sys
+from trainer.checkpoint import bucket
+commit = bucket.Bucket.commit
+def kill(self, place, step, *rest):
+    if step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(self, place, step, *rest)
+bucket.Bucket.commit = kill
+from trainer.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+    start = ["--config", str(file), "--workdir", str(tmp_path / "a")]
+    died = subprocess.run([sys.executable, "-c", killing, *start], cwd=ROOT, timeout=LONG)
+    assert died.returncode == -9
+    assert checkpoint.ls(tmp_path / "a")[-1].step == 4
+    assert main(start) == 0
+    assert checkpoint.diff_checkpoints(tmp_path / "a", 8, 8, tmp_path / "disk") == []
+    rows = [lines(tmp_path / name) for name in ("a", "disk")]
+    losses = [[row["train/loss"] for row in of if "train/loss" in row] for of in rows]
+    assert losses[0] == losses[1]
+    left = {key.split("/")[2].split("-")[0] for key in server.buckets["lab"]}
+    assert left == {"6", "8"}, "What the killed process wrote is deleted."
+    shutil.rmtree(tmp_path / "a")
