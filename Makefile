@@ -26,7 +26,7 @@ endef
 # PYTHON=... was given, and is not what the environment was made with: make it anew.
 OTHER_PYTHON := $(if $(PYTHON),$(shell [ "$$($(PYTHON) -V 2>&1)" = "$$($(RUN) -V 2>&1)" ] || echo anew))
 
-.PHONY: help train test test_all test_newest seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch originals loggers ray targets compile_targets lock wheel clean anew
+.PHONY: help train test test_all test_newest seeded_faults docs golden chaos chaos_sweep chaos_distributed fuzz_sweep power_loss laws fashion_mnist benchmarks experiments lint torch originals loggers ray s3 targets compile_targets lock wheel clean anew
 
 help:
 	@echo 'make train   train configs/muon_vit.gin (CONFIG=... another; ARGS="--set steps=100" more)'
@@ -54,6 +54,7 @@ help:
 	@echo 'make originals  clone the repositories of authors, without which the tests of their own files are skipped'
 	@echo 'make loggers  add W&B and MLflow, without which the tests of their writers are skipped'
 	@echo 'make ray     add Ray, without which the tests of sweeps on a cluster of it are skipped'
+	@echo 'make s3      add a server of S3, and run the tests of checkpoints in a bucket with it, too'
 	@echo 'make compile_targets  compile the shipped configs for H100 and TPU v5e, and compare (half an hour)'
 	@echo 'make targets  install the compilers of explain --target in .targets (2 GB)'
 	@echo 'make lock    resolve the dependencies anew (needs Python 3.11, 3.12 and 3.13)'
@@ -181,7 +182,7 @@ lock:
 	@python=$$($(FIND_PYTHON)) && "$$python" .ci/lock.py
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis .targets .newest
+	rm -rf $(VENV) build dist docs/_build *.egg-info .compiled .pytest_cache .ruff_cache .hypothesis .targets .newest .s3
 
 # The environment in layers: the locked packages, the project itself, what tests and pages need.
 $(VENV)/.locked: requirements.lock $(OTHER_PYTHON)
@@ -215,6 +216,15 @@ ray: $(VENV)/.test
 	@echo "Installing Ray, for the tests of sweeps on a cluster of it."
 	@$(INSTALL) -c requirements.lock -c requirements-test.lock --editable '.[ray]' \
 		--no-build-isolation
+
+# In an environment of its own: it needs an older python-dateutil than the lock has.
+.s3/bin/moto_server: | $(VENV)/.test
+	@echo "Installing moto, a server of S3, in .s3."
+	@$(RUN) -m venv --clear .s3
+	@$(subst $(VENV),.s3,$(INSTALL)) flask flask-cors 'moto[s3]==5.2.5'
+
+s3: .s3/bin/moto_server
+	$(RUN) -m pytest tests/checkpoint/test_bucket.py $(ARGS)
 
 # Not for CI: it needs the network, and clones what others wrote into a folder that git ignores.
 originals: torch

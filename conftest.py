@@ -5,7 +5,7 @@ It stands at the root, so that the doctests of trainer and optim run under the s
 
 import os
 
-from tests import compiled_programs
+from tests import compiled_programs, s3_server
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before the first import of jax
 os.environ.setdefault("XLA_FLAGS", compiled_programs.xla_flags())  # read with the first program
@@ -140,6 +140,18 @@ def shut(tmp_path: Path, mounted: Callable[[str], Path]) -> Path:
     folder = tmp_path / "shut"
     folder.mkdir(0o500)
     return folder
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3_server.Server]:
+    """A server of S3 with a bucket "lab", whose URL this process and its children have."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with s3_server.serving() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        yield server
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """Checkpoints in a bucket: as exact as those on a disk, and never waited for without an end."""
 
-import importlib.util
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,51 +23,33 @@ from trainer import checkpoint
 from trainer.__main__ import main
 from trainer.checkpoint import CheckpointError, Checkpoints, Retention, bucket
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-
-
-class Moto:
-    """Moto's server, which imitates Amazon's more fully."""
-
-    def __init__(self) -> None:
-        from moto.server import ThreadedMotoServer
-
-        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self.server.start()
-        self.url = f"http://127.0.0.1:{self.server.get_host_and_port()[1]}"
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {**CREDENTIALS, "AWS_EC2_METADATA_DISABLED": "true"}.items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
-
-
-@pytest.fixture
-def server(environment: pytest.MonkeyPatch) -> Iterator[s3_server.Server]:
-    with s3_server.serving() as served:
-        environment.setenv("AWS_ENDPOINT_URL", served.url)
-        yield served
+MOTO = ROOT / ".s3/bin/moto_server"
 
 
 @pytest.fixture(params=["ours", pytest.param("moto", marks=pytest.mark.s3)])
-def any_server(request: Any, environment: pytest.MonkeyPatch) -> Iterator[None]:
+def any_server(request: Any, s3: s3_server.Server, monkeypatch: Any) -> Iterator[None]:
     if request.param == "ours":
-        request.getfixturevalue("server")
         yield
         return
-    if importlib.util.find_spec("moto") is None:
+    if not MOTO.exists():
         pytest.skip("moto is not installed: `make s3` adds it.")
-    import boto3
-
-    moto = Moto()
-    environment.setenv("AWS_ENDPOINT_URL", moto.url)
-    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="lab")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    moto = subprocess.Popen([MOTO, "-p", str(port)], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + LONG
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/lab", method="PUT")).close()
+            break
+        except urllib.error.URLError:
+            assert moto.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     yield
-    moto.server.stop()
+    moto.kill()
+    moto.wait()
 
 
 @pytest.fixture
@@ -117,19 +102,19 @@ def test_what_is_saved_comes_back_and_old_steps_are_removed(any_server: None, ru
 
 @pytest.mark.parametrize("fault", ["503", "403", "cut", "silent", "no bucket", "refused"])
 def test_a_failing_server_costs_a_save_and_nothing_else(
-    fault: str, server: s3_server.Server, run: Path, environment: pytest.MonkeyPatch
+    fault: str, s3: s3_server.Server, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
     checkpoints = opened(run, log)
     save(checkpoints, 1)
     for name in ("DEADLINE", "DATA_DEADLINE", "_LOOK"):
-        environment.setattr(bucket, name, 1.5)
+        monkeypatch.setattr(bucket, name, 1.5)
     if fault == "no bucket":
-        gone = server.buckets.pop("lab")
+        gone = s3.buckets.pop("lab")
     elif fault == "refused":
-        environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     else:
-        server.fault = lambda method, path: fault
+        s3.fault = lambda method, path: fault
     save(checkpoints, 2)
     assert checkpoints.error is not None
     (line,) = log
@@ -139,24 +124,22 @@ def test_a_failing_server_costs_a_save_and_nothing_else(
         assert "AWS_ACCESS_KEY_ID" in line
     with pytest.raises(CheckpointError, match=r"s3://lab/runs/a-1.* cannot be (listed|read)"):
         restored(opened(run))
-    server.fault = lambda method, path: None
+    s3.fault = lambda method, path: None
     for name in ("DEADLINE", "DATA_DEADLINE", "_LOOK"):
-        environment.setattr(bucket, name, 60.0)
+        monkeypatch.setattr(bucket, name, 60.0)
     if fault == "no bucket":
-        server.buckets["lab"] = gone
-    environment.setenv("AWS_ENDPOINT_URL", server.url)
+        s3.buckets["lab"] = gone
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
     save(checkpoints, 3)
     assert checkpoints.error is None and checkpoints.steps() == [1, 3]
     assert restored(checkpoints) == checkpoint.digests(state(3))
     save(opened(run), 4)
-    names = {key.split("/")[2].split("-")[0] for key in server.buckets["lab"]}
+    names = {key.split("/")[2].split("-")[0] for key in s3.buckets["lab"]}
     # What the failed save wrote is deleted, but for requests that tensorstore has gone on with.
     assert names == {"3", "4"} or (fault == "cut" and names == {"2", "3", "4"})
 
 
-def test_a_server_that_fails_for_a_moment_is_asked_again(
-    server: s3_server.Server, run: Path
-) -> None:
+def test_a_server_that_fails_for_a_moment_is_asked_again(s3: s3_server.Server, run: Path) -> None:
     failed: list[str] = []
 
     def twice(method: str, path: str) -> str | None:
@@ -165,7 +148,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(
             return "503"
         return None
 
-    server.fault = twice
+    s3.fault = twice
     with opened(run) as checkpoints:
         save(checkpoints, 1)
         assert checkpoints.error is None and len(failed) == 2
@@ -190,17 +173,17 @@ DAMAGE: dict[str, Callable[[dict[str, bytes], str], Any]] = {
     ["flipped", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cut", "missing"))],
 )
 def test_damage_of_any_object_is_found_and_the_step_before_is_used(
-    kind: str, server: s3_server.Server, run: Path
+    kind: str, s3: s3_server.Server, run: Path
 ) -> None:
     with opened(run) as checkpoints:
         save(checkpoints, 1)
         save(checkpoints, 2)
-    saved = dict(server.buckets["lab"])
+    saved = dict(s3.buckets["lab"])
     names = ("manifest.json", "_METADATA", "w/c/0/0", "w/zarr.json", "rng/c/0")
     of_step = [key for key in saved if key.startswith("runs/a-1/2-") and key.endswith(names)]
     assert len(of_step) == len(names)
     for key in of_step:
-        server.buckets["lab"] = objects = dict(saved)
+        s3.buckets["lab"] = objects = dict(saved)
         DAMAGE[kind](objects, key)
         found = checkpoint.check_leaves(run)
         if kind == "missing" and key.endswith("manifest.json"):  # then it was never committed
@@ -217,27 +200,43 @@ def test_damage_of_any_object_is_found_and_the_step_before_is_used(
             assert "step 2 is damaged" in log[0] and "damaged.json" in log[0]
 
 
-def test_two_writers_of_one_step_never_mix_their_objects(
-    server: s3_server.Server, run: Path
-) -> None:
+def test_two_writers_of_one_step_never_mix_their_objects(s3: s3_server.Server, run: Path) -> None:
     one, two = opened(run), opened(run)
-    assert one.save(1, state(1)) and two.save(1, state(1))
+    save(one, 1)
+    save(two, 2)
+    assert one.save(3, state(3)) and two.save(3, state(3))
     one.wait()
     two.wait()
     assert one.error is None and two.error is None
-    assert restored(one) == checkpoint.digests(state(1))
-    assert checkpoint.check_leaves(run) == {1: []}
+    assert restored(one) == checkpoint.digests(state(3))
+    assert checkpoint.check_leaves(run, 3) == {3: []}
 
 
-def test_what_is_not_a_step_is_left_alone(server: s3_server.Server, run: Path) -> None:
+def test_a_step_of_which_a_chunk_disappears_while_it_is_saved_is_not_committed(
+    s3: s3_server.Server, run: Path
+) -> None:
+    def without(method: str, path: str) -> None:
+        if path.endswith("_METADATA"):  # which is written after the chunks
+            for key in [key for key in s3.buckets["lab"] if key.endswith("w/c/0/0")]:
+                del s3.buckets["lab"][key]
+
+    s3.fault = without
+    log: list[str] = []
+    with opened(run, log) as checkpoints:
+        save(checkpoints, 1)
+        assert checkpoints.steps() == []
+    assert "params/w" in log[0] and "1 of its 1 chunks" in log[0]
+
+
+def test_what_is_not_a_step_is_left_alone(s3: s3_server.Server, run: Path) -> None:
     others = {"runs/a-1/notes.txt": b"x", "runs/a-10/1-00/manifest.json": b"", "thesis.tex": b"x"}
     unfinished = {f"runs/a-1/7-{'0' * 16}/state/d/x": b"x"}
-    server.buckets["lab"] = {**others, **unfinished}
+    s3.buckets["lab"] = {**others, **unfinished}
     with opened(run, keep_latest=1) as checkpoints:
         save(checkpoints, 1)
         save(checkpoints, 2)
         assert checkpoints.steps() == [2]
-    left = server.buckets["lab"]
+    left = s3.buckets["lab"]
     assert others.items() <= left.items() and not unfinished.items() & left.items()
 
 
@@ -254,7 +253,7 @@ writers: []
 
 
 def test_a_run_saves_below_the_url_and_its_commands_find_it(
-    server: s3_server.Server, tmp_path: Path, capsys: Any
+    s3: s3_server.Server, tmp_path: Path, capsys: Any
 ) -> None:
     file, workdir = tmp_path / "run.yaml", tmp_path / "a run"
     file.write_text(f"{RUN}checkpoints: s3://lab/runs/\n")
@@ -271,7 +270,7 @@ def test_a_run_saves_below_the_url_and_its_commands_find_it(
 
 
 def test_a_missing_bucket_and_a_wrong_url_are_refused_at_the_start(
-    server: s3_server.Server, tmp_path: Path, capsys: Any
+    s3: s3_server.Server, tmp_path: Path, capsys: Any
 ) -> None:
     file = tmp_path / "run.yaml"
     for url, said in (
@@ -296,7 +295,7 @@ def test_a_file_url_is_another_folder(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_killed_run_goes_on_from_the_bucket_with_the_bits_of_one_on_a_disk(
-    server: s3_server.Server, tmp_path: Path
+    s3: s3_server.Server, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"{RUN}checkpoints: s3://lab/runs\n")
@@ -323,6 +322,6 @@ sys.exit(main(sys.argv[1:]))
     rows = [lines(tmp_path / name) for name in ("a", "disk")]
     losses = [[row["train/loss"] for row in of if "train/loss" in row] for of in rows]
     assert losses[0] == losses[1]
-    left = {key.split("/")[2].split("-")[0] for key in server.buckets["lab"]}
+    left = {key.split("/")[2].split("-")[0] for key in s3.buckets["lab"]}
     assert left == {"6", "8"}, "What the killed process wrote is deleted."
     shutil.rmtree(tmp_path / "a")

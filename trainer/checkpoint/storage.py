@@ -362,6 +362,11 @@ def _sealed_manifest(
 ) -> str:
     """Returns the text of the manifest of a step when all else was written."""
     sums = _checksums(folder / STATE)
+    for name, leaf in leaves.items():
+        parts = zip(leaf.stored.shape, leaf.chunk, strict=True)
+        chunks = math.prod(math.ceil(size / part) for size, part in parts)
+        if missing := chunks - len(sums.get(name, [])):
+            raise OSError(f"{missing} of its {chunks} chunks of {name} disappeared from {folder}")
     whole = {
         **manifest,
         "format": integrity.SHARDS,
