@@ -270,21 +270,19 @@ FAULTS = (
     Fault(
         "a checkpoint gets its name before its files are synced",
         # After a loss of power, its files may be empty.
-        "trainer/checkpoint/manager.py",
+        "trainer/checkpoint/folder.py",
         """\
-    before()
-    sync_tree(temporary)
-    # As late as possible: another process may take the workdir over while the files are synced.
-    fence()
-    temporary.rename(final)
-    sync(final.parent)
+        before()
+        sync_tree(temporary)
+        # As late as possible: another process may take the workdir over while the files are synced.
+        fence()
+        temporary.rename(self.path / str(step))
 """,
         """\
-    before()
-    fence()
-    temporary.rename(final)
-    sync_tree(final)
-    sync(final.parent)
+        before()
+        fence()
+        temporary.rename(self.path / str(step))
+        sync_tree(self.path / str(step))
 """,
         "12d9a45",
     ),

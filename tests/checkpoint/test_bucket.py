@@ -242,7 +242,7 @@ def test_what_is_not_a_step_is_left_alone(s3: s3_server.Server, run: Path) -> No
 
 RUN = """\
 model: !models.mlp {width: 16, depth: 1}
-data: !data.digits {batch_size: 32}
+data: !data.digits {batch_size: 32, validation: 0.2}
 loss: !losses.softmax_cross_entropy
 optimizer: !optax.adamw {learning_rate: 1e-3}
 steps: 8
@@ -291,6 +291,24 @@ def test_a_file_url_is_another_folder(tmp_path: Path) -> None:
     (home,) = (tmp_path / "elsewhere").iterdir()
     assert (home / "8/state.safetensors").is_file()
     assert [info.step for info in checkpoint.ls(workdir)] == [6, 8]
+
+
+def test_a_sweep_refuses_a_base_that_saves_elsewhere(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "base.yaml").write_text(f"{RUN}checkpoints: s3://lab/runs\n")
+    sweep = """
+base: base.yaml
+arms: {adamw: {space: {optimizer.learning_rate: !space.log_uniform {low: 1e-3, high: 0.1}}}}
+trials: 2
+method: !method.sobol {seed: 0}
+goal: {metric: loss}
+"""
+    (tmp_path / "sweep.yaml").write_text(sweep)
+    start = ["sweep", f"--config={tmp_path}/sweep.yaml", f"--workdir={tmp_path}/s", "--plan_only"]
+    assert main(start) == 2
+    said = capsys.readouterr().err
+    assert "base.yaml:9: " in said and "adamw saves checkpoints in s3://lab/runs" in said
+    (tmp_path / "sweep.yaml").write_text(f"{sweep}set: {{checkpoints: null}}\n")
+    assert main(start) == 0
 
 
 @pytest.mark.long

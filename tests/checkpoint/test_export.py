@@ -183,6 +183,50 @@ def test_the_state_of_the_model_is_exported_too(run, tmp_path, monkeypatch):
     assert arrays["model_state/norm/mean"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("most", ["0.3kB", "0.5kB"])
+def test_large_parameters_are_divided_among_files_with_the_index_of_the_hub(run, tmp_path, most):
+    assert export(run, tmp_path / "net.safetensors", "--max_shard=0.2kB") == 0
+    assert export(run, tmp_path / "net.safetensors", f"--max_shard={most}", "--force") == 0
+    index = json.loads((tmp_path / "net.safetensors.index.json").read_text())
+    wanted = evaluated(run, 20)
+    assert index["metadata"] == {"total_size": sum(x.nbytes for x in wanted.values())}
+    files = sorted(set(index["weight_map"].values()))
+    count = len(files)
+    assert files == [f"net-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    # No file of the first export is left.
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {*files, "net.safetensors.index.json", "net.yaml"} and count > 1
+    read = {}
+    for file in files:
+        part = safetensors.numpy.load_file(tmp_path / file)
+        assert {name for name, of in index["weight_map"].items() if of == file} == set(part)
+        limit = {"0.3kB": 300, "0.5kB": 500}[most]
+        assert sum(x.nbytes for x in part.values()) <= limit or len(part) == 1
+        read |= part
+        with safetensors.safe_open(tmp_path / file, "numpy") as opened:
+            assert opened.metadata()["step"] == "20"
+    same(read, wanted)
+    assert export(run, tmp_path / "net.safetensors", "--max_shard=1GB", "--force") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"net.safetensors", "net.yaml"}
+    same(safetensors.numpy.load_file(tmp_path / "net.safetensors"), wanted)
+
+
+def test_orbax_restores_an_export_in_its_format(run, tmp_path, capsys):
+    import orbax.checkpoint as ocp
+
+    assert export(run, tmp_path / "net", "--format=orbax") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"net", "net.yaml"}
+    same(ocp.PyTreeCheckpointer().restore(tmp_path / "net"), evaluated(run, 20))
+    described = json.loads((tmp_path / "net/_METADATA").read_text())
+    assert described["custom_metadata"]["parameters"] == "evaluated"
+    capsys.readouterr()
+    assert "net exists. Name a new folder" in refused(
+        capsys, run, tmp_path / "net", "--format=orbax", "--force"
+    )
+    said = refused(capsys, run, tmp_path / "x.safetensors", "--format=orbax")
+    assert "--format=orbax writes a folder" in said
+
+
 def refused(capsys, run, file, *more):
     try:
         code = export(run, file, *more)

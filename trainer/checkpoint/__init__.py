@@ -1,7 +1,7 @@
 """Checkpoints: saved in the background, verified by checksums, restored bit for bit.
 
-Only this package imports tensorstore, when several processes save or such a checkpoint is read, and
-safetensors, when parameters are exported.
+Only this package imports tensorstore, when several processes or to a bucket save, or what they
+saved is read, and safetensors, when parameters are exported.
 """
 # ruff: noqa: F401  # what other packages import from here; users import lockstep
 
@@ -11,6 +11,7 @@ from trainer.checkpoint.inspection import (
     check_leaves,
     diff_checkpoints,
     distances,
+    export_for_orbax,
     leaf_names,
     leaves_digest,
     load_leaves,
@@ -20,5 +21,5 @@ from trainer.checkpoint.inspection import (
     misfits,
 )
 from trainer.checkpoint.integrity import digests
-from trainer.checkpoint.leaf_file import export
+from trainer.checkpoint.leaf_file import export, exported_before
 from trainer.checkpoint.manager import Checkpoints, Retention, check_not_lost

@@ -5,6 +5,7 @@ bytes, the header (JSON: name -> dtype, shape, position), and the leaves one aft
 lies between them, so the checksums of the header and of all leaves are those of the whole file.
 """
 
+import glob
 import json
 import math
 import os
@@ -136,15 +137,46 @@ def _read_leaf(file: BinaryIO, entry: Mapping[str, Any]) -> np.ndarray:
     return array
 
 
-def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes or replaces a safetensors file, all of it or nothing; ValueError for its dtypes."""
+def export(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], most: float
+) -> list[Path]:
+    """Writes or replaces a safetensors file, and returns its path; ValueError for its dtypes."""
+    # More than `most` bytes are divided among several files, as the Hugging Face hub has them, and
+    # the path of their index is returned, too, which is written last. A file is written whole or
+    # not at all.
     import safetensors.numpy
 
-    contiguous = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in arrays.items()}
-    for name, x in contiguous.items():
+    parts: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, x in arrays.items():
         if x.dtype.name not in DTYPES:
             raise ValueError(
                 f"{name} has the dtype {x.dtype.name}, which a safetensors file cannot have. It "
                 f"can have {', '.join(DTYPES)}."
             )
-    replace_file(path, safetensors.numpy.save(contiguous, dict(metadata)))
+        if size + x.nbytes > most and parts[-1]:
+            parts.append({})
+            size = 0
+        parts[-1][name] = np.ascontiguousarray(x).reshape(x.shape)
+        size += x.nbytes
+    of = len(parts)
+    paths = [path]
+    if of > 1:
+        numbers = range(1, of + 1)
+        paths = [path.with_name(f"{path.stem}-{i:05}-of-{of:05}{path.suffix}") for i in numbers]
+    for file, part in zip(paths, parts, strict=True):
+        replace_file(file, safetensors.numpy.save(part, dict(metadata)))
+    if of > 1:
+        files = {name: file.name for file, part in zip(paths, parts, strict=True) for name in part}
+        total = sum(x.nbytes for x in arrays.values())
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        paths.append(path.with_name(f"{path.name}.index.json"))
+        replace_file(paths[-1], (json.dumps(index, indent=2) + "\n").encode())
+    return paths
+
+
+def exported_before(path: Path) -> list[Path]:
+    """Returns the files that an export to a path may have written."""
+    parts = path.parent.glob(f"{glob.escape(path.stem)}-*-of-*{path.suffix}")
+    files = [path, path.with_name(f"{path.name}.index.json"), *sorted(parts)]
+    return [file for file in files if file.exists()]

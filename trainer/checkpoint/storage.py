@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from trainer.checkpoint import bucket, integrity
 from trainer.checkpoint.bucket import Place
 from trainer.checkpoint.errors import CorruptCheckpoint, means_absent, one_line, system_error
 from trainer.checkpoint.integrity import Spec, is_key, spec, storable
-from trainer.writers.files import sync_tree
+from trainer.writers.files import sync, sync_tree, temporary_beside
 
 STATE = "state"  # the folder of the arrays
 _INDEX = "manifest.ocdbt"  # in it: where each chunk is
@@ -183,6 +184,27 @@ def save_shards(
     messages.wait_for("ended")
 
 
+def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes a new folder that orbax restores, all of it or nothing; ValueError for its dtypes."""
+    leaves = shards_to_host(arrays)
+    for name, leaf in leaves.items():
+        if leaf.stored != leaf.spec:
+            raise ValueError(
+                f"{name} has the dtype {leaf.spec.dtype}, which a checkpoint of orbax cannot have."
+            )
+    temporary = temporary_beside(path)
+    try:
+        temporary.mkdir()
+        _write_chunks(temporary, leaves)
+        _write_index(temporary, [0], leaves, dict(metadata))
+        sync_tree(temporary)
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(path.parent)
+
+
 class _Messages:
     """Short messages of the processes of a run to each other about one save."""
 
@@ -316,7 +338,10 @@ def _array(
 
 
 def _write_index(
-    directory: Path | Place, wrote: Collection[int], leaves: Mapping[str, Shards]
+    directory: Path | Place,
+    wrote: Collection[int],
+    leaves: Mapping[str, Shards],
+    custom: Mapping[str, str] | None = None,
 ) -> None:
     """Writes, when all processes have written, what orbax and tensorstore need to read it."""
     # In a folder, that is where the chunks are in the databases of the processes.
@@ -351,7 +376,7 @@ def _write_index(
         "use_ocdbt": local,
         "use_zarr3": True,
         "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
+        "custom_metadata": custom,
     }
     file = directory / _DESCRIPTION
     (file.write_bytes if isinstance(file, Path) else file.write)(json.dumps(described).encode())

@@ -72,7 +72,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     file = Path(arguments.file)
     beside = file.with_suffix(".yaml")
-    _check_files(file, beside, arguments.force)
+    before = _check_files(file, beside, arguments)
     ignore_optimizer_warnings()
     folder = Path(arguments.workdir)
     found = read_trained(folder, arguments.step, arguments.vocabulary, raw=arguments.raw)
@@ -90,25 +90,44 @@ def _export(arguments: argparse.Namespace) -> int:
         metric = str(found.config.root.kwargs.get("best_metric"))
         metadata |= {"best_metric": metric, "metric": repr(found.metric)}
         named = f", {metric} {found.metric:.6g}"
-    checkpoint.export(file, arrays, metadata)
+    if arguments.format == "orbax":
+        checkpoint.export_for_orbax(file, arrays, metadata)
+        where = str(file)
+    else:
+        files = checkpoint.export(file, arrays, metadata, arguments.max_shard or math.inf)
+        for old in before:
+            if old not in files:
+                old.unlink()
+        where = str(file) if len(files) == 1 else f"{len(files) - 1} files, listed in {files[-1]}"
     replace_file(beside, configs.file_text(found.config.root).encode())
     count = sum(x.size for x in arrays.values())
-    show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {file}")
+    show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {where}")
     show(f"the config in {beside}")
     return DONE
 
 
-def _check_files(file: Path, beside: Path, force: bool) -> None:
-    """Raises UserError if the files of an export cannot be written or would replace others."""
-    if file.suffix != ".safetensors":
+def _check_files(file: Path, beside: Path, arguments: argparse.Namespace) -> list[Path]:
+    """Returns the files of an export that are to be replaced, or raises UserError."""
+    orbax = arguments.format == "orbax"
+    if not orbax and file.suffix != ".safetensors":
         raise UserError(
             f"{file} does not end in .safetensors, the format in which parameters are exported. "
-            f"Write {file.with_suffix('.safetensors')}."
+            f"Write {file.with_suffix('.safetensors')}. Or name a folder, with --format=orbax."
+        )
+    if orbax and (file.suffix or arguments.max_shard):
+        raise UserError(
+            f"--format=orbax writes a folder, and was given {file}"
+            f"{' and --max_shard' if arguments.max_shard else ''}. Name a new folder, such as "
+            f"{file.with_suffix('')}, without --max_shard: its files are of some 16 MB anyway."
         )
     if not file.parent.is_dir():
         raise UserError(f"There is no folder {file.parent} for {file.name}. Make it first.")
-    for each in (file, beside):
+    if orbax and file.exists():
+        raise UserError(f"{file} exists. Name a new folder.")
+    before = [] if orbax else checkpoint.exported_before(file)
+    for each in [*before, beside]:
         if each.is_dir():
             raise UserError(f"{each} is a folder, where a file would be written. Name another.")
-        if each.exists() and not force:
+        if each.exists() and not arguments.force:
             raise UserError(f"{each} exists. Name another file, or replace it with --force.")
+    return before

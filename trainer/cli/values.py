@@ -50,12 +50,21 @@ def devices(text: str) -> int:
 
 
 def memory(text: str) -> int:
-    """Converts an argument such as "80GB" or "79.6GiB" to bytes."""
+    """Converts an argument such as "80GB" or "79.6GiB" to the bytes of a device."""
+    return _bytes(text, "the memory of a device")
+
+
+def size(text: str) -> int:
+    """Converts an argument such as "5GB" to the bytes of a file."""
+    return _bytes(text, "the size of a file")
+
+
+def _bytes(text: str, what: str) -> int:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([kKMGT])(i?)B", text)
     if match is None or float(match[1]) == 0:
         raise _refused(
             text,
-            "is not the memory of a device; write a number with MB or GB (powers of 1,000), or MiB"
+            f"is not {what}; write a number with MB or GB (powers of 1,000), or MiB"
             " or GiB (powers of 1,024), such as 80GB or 79.6GiB",
         )
     return int(

@@ -45,7 +45,7 @@ _OF_PATH = {
 }
 # Arguments of a run's root that change none of its results.
 WITHOUT_EFFECT = ("log_every", "save_every", "keep_latest", "best_metric", "best_mode")
-WITHOUT_EFFECT += ("diagnostics", "hooks", "writers", "watchdog", "steps_per_call")
+WITHOUT_EFFECT += ("checkpoints", "diagnostics", "hooks", "writers", "watchdog", "steps_per_call")
 _NOT_COMPARED = ("optimizer", "seed", "metrics", "train_metrics", *WITHOUT_EFFECT)
 _SEARCHED = "searched"
 # Arguments of optimizers by their kinds; all others are the optimizer's own.

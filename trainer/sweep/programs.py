@@ -256,6 +256,12 @@ def _group(plan: Plan, arm: ArmConfig, elsewhere: Elsewhere | None) -> list[_Tra
         warnings += arm.whole_rates(inputs)
         _check_vmap(plan, arm, program)
         _check_cuts(arm, program.experiment)
+        if place := program.experiment.checkpoints:
+            raise ConfigError(
+                f"{arm.title} saves checkpoints in {place}, and those of trials are in the folder"
+                " of the sweep: write `checkpoints: null` under set.",
+                arm.config.argument_source("checkpoints") or arm.source("space", "method"),
+            )
         keys = [_structural(trial.values, inputs) for trial in rest]
         shared = [trial for trial, key in zip(rest, keys, strict=True) if key == keys[0]]
         rest = [trial for trial, key in zip(rest, keys, strict=True) if key != keys[0]]
