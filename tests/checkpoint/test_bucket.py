@@ -306,7 +306,7 @@ goal: {metric: loss}
     start = ["sweep", f"--config={tmp_path}/sweep.yaml", f"--workdir={tmp_path}/s", "--plan_only"]
     assert main(start) == 2
     said = capsys.readouterr().err
-    assert "base.yaml:9: " in said and "adamw saves checkpoints in s3://lab/runs" in said
+    assert "base.yaml:9: " in said and "saves checkpoints in s3://lab/runs" in said
     (tmp_path / "sweep.yaml").write_text(f"{sweep}set: {{checkpoints: null}}\n")
     assert main(start) == 0
 

@@ -11,7 +11,6 @@ from trainer.checkpoint.inspection import (
     check_leaves,
     diff_checkpoints,
     distances,
-    export_for_orbax,
     leaf_names,
     leaves_digest,
     load_leaves,

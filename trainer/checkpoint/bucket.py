@@ -94,7 +94,7 @@ class Place(NamedTuple):
             store.delete_range(below).result(timeout=DATA_DEADLINE)
 
 
-def listing(step: Place) -> dict[str, integrity.SizeAndCrc]:
+def objects(step: Place) -> dict[str, integrity.SizeAndCrc]:
     """Returns the objects of a step as `integrity.file_list` does the files of a folder."""
     # Chunks, such as state/params/kernel/c/0/1, have checksums of their own, and are not read.
     found: dict[str, integrity.SizeAndCrc] = {}

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from trainer.checkpoint.reading import (
     mismatches,
     read_arrays,
     read_manifest,
-    storage,
 )
 
 StrPath = str | os.PathLike[str]
@@ -191,13 +190,6 @@ def load_leaves(directory: StrPath, step: int) -> dict[str, np.ndarray]:
     """Reads every leaf of a checkpoint by its path, a typed key as its data, and verifies them."""
     path = _steps(directory, step)[step]
     return read_arrays(path, read_manifest(path))
-
-
-def export_for_orbax(
-    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
-) -> None:
-    """Writes a new folder that orbax restores, all of it or nothing; ValueError for its dtypes."""
-    storage().export(path, arrays, metadata)
 
 
 def leaf_names(directory: StrPath, step: int) -> list[str]:

@@ -184,7 +184,9 @@ def save_shards(
     messages.wait_for("ended")
 
 
-def export(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def export_for_orbax(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
     """Writes a new folder that orbax restores, all of it or nothing; ValueError for its dtypes."""
     leaves = shards_to_host(arrays)
     for name, leaf in leaves.items():
@@ -341,10 +343,11 @@ def _write_index(
     directory: Path | Place,
     wrote: Collection[int],
     leaves: Mapping[str, Shards],
-    custom: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes, when all processes have written, what orbax and tensorstore need to read it."""
-    # In a folder, that is where the chunks are in the databases of the processes.
+    """Writes, when all processes have written, what tensorstore and orbax need to read it."""
+    # In a folder, that is where the chunks are in the databases of the processes. `metadata` is
+    # what orbax calls custom metadata.
     local = isinstance(directory, Path)
     context, transaction = ts.Context(), ts.Transaction(atomic=local)
     names = [name for name, leaf in leaves.items() if 0 not in leaf.stored.shape]
@@ -365,7 +368,15 @@ def _write_index(
     # Tensorstore encodes paths in UTF-8; under another encoding it writes to another folder.
     if names and local and not (directory / _INDEX).is_file():
         raise OSError(f"the index of its arrays, {STATE}/{_INDEX}, was not written to {directory}")
-    described = {
+    file, described = directory / _DESCRIPTION, _described(names, local, metadata)
+    (file.write_bytes if isinstance(file, Path) else file.write)(json.dumps(described).encode())
+
+
+def _described(
+    names: Iterable[str], in_database: bool, metadata: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Returns the content of the file by which orbax knows the arrays."""
+    return {
         "tree_metadata": {
             str((name,)): {
                 "key_metadata": [{"key": name, "key_type": 2}],
@@ -373,13 +384,11 @@ def _write_index(
             }
             for name in names
         },
-        "use_ocdbt": local,
+        "use_ocdbt": in_database,
         "use_zarr3": True,
         "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": custom,
+        "custom_metadata": metadata,
     }
-    file = directory / _DESCRIPTION
-    (file.write_bytes if isinstance(file, Path) else file.write)(json.dumps(described).encode())
 
 
 def _sealed_manifest(
@@ -408,7 +417,7 @@ def _sealed_manifest(
 def _listing(step: Path | Place) -> dict[str, integrity.SizeAndCrc]:
     if isinstance(step, Path):
         return integrity.file_list(step, SMALL)
-    return bucket.listing(step)
+    return bucket.objects(step)
 
 
 def _checksums(directory: Path | Place) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from optim.paths import flatten
 from trainer import checkpoint
+from trainer.checkpoint.reading import storage
 from trainer.cli.terminal import show
 from trainer.messages import DONE, FAILED, UserError, table
 from trainer.writers.files import replace_file
@@ -91,14 +92,14 @@ def _export(arguments: argparse.Namespace) -> int:
         metadata |= {"best_metric": metric, "metric": repr(found.metric)}
         named = f", {metric} {found.metric:.6g}"
     if arguments.format == "orbax":
-        checkpoint.export_for_orbax(file, arrays, metadata)
-        where = str(file)
+        storage().export_for_orbax(file, arrays, metadata)
+        files = [file]
     else:
         files = checkpoint.export(file, arrays, metadata, arguments.max_shard or math.inf)
         for old in before:
             if old not in files:
                 old.unlink()
-        where = str(file) if len(files) == 1 else f"{len(files) - 1} files, listed in {files[-1]}"
+    where = file if len(files) == 1 else f"{len(files) - 1} files, listed in {files[-1]}"
     replace_file(beside, configs.file_text(found.config.root).encode())
     count = sum(x.size for x in arrays.values())
     show(f"step {found.step}{named}: {len(arrays)} arrays of {count:,} numbers in {where}")

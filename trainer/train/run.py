@@ -17,7 +17,6 @@ import jax
 from trainer import config as configs
 from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost, misfits
-from trainer.checkpoint.reading import home_at
 from trainer.config import wording
 from trainer.engine.contracts import ComponentError
 from trainer.engine.datasets import split_sizes, whole_splits
@@ -146,9 +145,7 @@ class Run:
             newest = Checkpoints(workdir / "checkpoints").latest()
             if changed and newest is not None:
                 _refuse_misfits(self.program, workdir, newest)
-            if (url := self.experiment.checkpoints) and not (workdir / "checkpoints").exists():
-                home_at(url).look_up()
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             raise UserError(str(error)) from error
         if newest is not None and newest > self.experiment.steps:
             raise UserError(
@@ -341,18 +338,17 @@ class Run:
         # that were evaluated after they were saved are read as well. Raises CheckpointError if no
         # checkpoint can be read, and the first state cannot be made again.
         experiment, checkpoints = self.experiment, self._checkpoints
-        rollbacks = self._records.rollbacks
         evaluated = _record_metrics(experiment, checkpoints, self._folder.path)
         while checkpoints.latest() is not None:
             state = restore(self.program, checkpoints)
-            if rollbacks.is_on_path(state):
+            if self._records.rollbacks.is_on_path(state):
                 step = int(state.step)
                 self.log(f"Restored step {step:,}.")
                 if step <= experiment.first_step or not experiment.evaluates(step):
                     return state, step, False
                 return state, step, multihost.broadcast_from_host0(step not in evaluated)
             # The previous process was killed during a rollback.
-            checkpoints.discard_after(rollbacks.newest)
+            checkpoints.discard_after(self._records.rollbacks.newest)
         return _fresh_state(self.program, self._warm_start, checkpoints), None, False
 
     def _compile(self, state: State) -> None:

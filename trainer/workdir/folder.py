@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from trainer import config as configs
 from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.reading import check_saved_files, home_of
+from trainer.checkpoint.reading import check_saved_files, home_at, home_of
 from trainer.config.wording import listing
 from trainer.messages import UserError, refuse_os_errors
 from trainer.workdir.fingerprint import (
@@ -95,6 +95,7 @@ class Workdir:
         check_allowed(allow_changed, config, provenance.fingerprint)
         # Before the folder is created, so that a refused run leaves nothing behind.
         self._check(config, provenance.fingerprint, allow_changed)
+        place = self._new_place(checkpoints)
         make(self.path)
         try:
             self.lock = WorkdirLock(self.path, take_over=take_over, beat=True)
@@ -115,10 +116,7 @@ class Workdir:
                     self.write(name, text)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
-            if checkpoints is not None and not self.checkpoints.exists():
-                # A name of its own: no other run must write there, or take these for its own.
-                name = re.sub(r"[^\w.-]", "_", self.path.name, flags=re.ASCII)
-                place = f"{checkpoints.rstrip('/')}/{name}-{secrets.token_hex(4)}"
+            if place is not None:
                 self.write(self.checkpoints.name, f"{place}\n")
             # Delete the summary of the previous process: the run has not ended.
             (self.path / SUMMARY_FILE).unlink(missing_ok=True)
@@ -130,6 +128,16 @@ class Workdir:
                 raise UserError(str(e)) from e
             raise
         self._log_changes(begun)
+
+    def _new_place(self, url: str | None) -> str | None:
+        """Returns where a new run saves below a URL; UserError if there is no such bucket."""
+        if url is None or self.checkpoints.exists():
+            return None
+        with refuse_os_errors(f"No checkpoint can be saved in {url}"):
+            home_at(url).look_up()
+        # A name of its own: no other run must write there, or take these checkpoints for its own.
+        name = re.sub(r"[^\w.-]", "_", self.path.name, flags=re.ASCII)
+        return f"{url.rstrip('/')}/{name}-{secrets.token_hex(4)}"
 
     def _begin(
         self, before: dict[str, Any] | None, provenance: Provenance, tokenizer: str | None
