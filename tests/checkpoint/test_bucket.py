@@ -55,7 +55,7 @@ def any_server(request: Any, s3: s3_server.Server, monkeypatch: Any) -> Iterator
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a run whose checkpoints are in the bucket."""
-    (tmp_path / "checkpoints").write_text("s3://lab/runs/a-1\n")
+    (tmp_path / "checkpoints").write_text("s3://lab/runs/a-00000001\n")
     return tmp_path
 
 
@@ -122,7 +122,9 @@ def test_a_failing_server_costs_a_save_and_nothing_else(
     assert "training continues" in line
     if fault == "403":
         assert "AWS_ACCESS_KEY_ID" in line
-    with pytest.raises(CheckpointError, match=r"s3://lab/runs/a-1.* cannot be (listed|read)"):
+    with pytest.raises(
+        CheckpointError, match=r"s3://lab/runs/a-00000001.* cannot be (listed|read)"
+    ):
         restored(opened(run))
     s3.fault = lambda method, path: None
     for name in ("DEADLINE", "DATA_DEADLINE", "_LOOK"):
@@ -180,7 +182,7 @@ def test_damage_of_any_object_is_found_and_the_step_before_is_used(
         save(checkpoints, 2)
     saved = dict(s3.buckets["lab"])
     names = ("manifest.json", "_METADATA", "w/c/0/0", "w/zarr.json", "rng/c/0")
-    of_step = [key for key in saved if key.startswith("runs/a-1/2-") and key.endswith(names)]
+    of_step = [key for key in saved if key.startswith("runs/a-00000001/2-") and key.endswith(names)]
     assert len(of_step) == len(names)
     for key in of_step:
         s3.buckets["lab"] = objects = dict(saved)
@@ -229,8 +231,12 @@ def test_a_step_of_which_a_chunk_disappears_while_it_is_saved_is_not_committed(
 
 
 def test_what_is_not_a_step_is_left_alone(s3: s3_server.Server, run: Path) -> None:
-    others = {"runs/a-1/notes.txt": b"x", "runs/a-10/1-00/manifest.json": b"", "thesis.tex": b"x"}
-    unfinished = {f"runs/a-1/7-{'0' * 16}/state/d/x": b"x"}
+    others = {
+        "runs/a-00000001/notes.txt": b"x",
+        "runs/a-000000010/1-00/manifest.json": b"",
+        "thesis.tex": b"x",
+    }
+    unfinished = {f"runs/a-00000001/7-{'0' * 16}/state/d/x": b"x"}
     s3.buckets["lab"] = {**others, **unfinished}
     with opened(run, keep_latest=1) as checkpoints:
         save(checkpoints, 1)
@@ -309,6 +315,21 @@ goal: {metric: loss}
     assert "base.yaml:9: " in said and "saves checkpoints in s3://lab/runs" in said
     (tmp_path / "sweep.yaml").write_text(f"{sweep}set: {{checkpoints: null}}\n")
     assert main(start) == 0
+
+
+@pytest.mark.parametrize("url", ["file://{}", "file://{}/", "s3://lab", "gs://lab/runs", "x" * 99])
+def test_a_file_of_somebody_else_names_no_place_that_no_run_has_chosen(
+    url: str, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    for year in ("1", "2", "3"):
+        (precious / year).mkdir(parents=True)
+    (tmp_path / "checkpoints").write_text(url.format(precious))
+    with opened(tmp_path, keep_latest=1, keep_best=0) as checkpoints:
+        assert checkpoints.steps() == []
+        save(checkpoints, 4)
+        assert checkpoints.error is not None
+    assert sorted(path.name for path in precious.iterdir()) == ["1", "2", "3"]
 
 
 @pytest.mark.long

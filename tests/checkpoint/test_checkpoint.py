@@ -1334,7 +1334,7 @@ def test_four_processes_save_on_a_cube_and_one_two_and_eight_devices_restore(
     """A process that cannot write fails the save in all of them, with its number and its error."""
     if where == "a bucket":
         request.getfixturevalue("s3")
-        home.write_text("s3://lab/runs/a-1\n")
+        home.write_text("s3://lab/runs/a-00000001\n")
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

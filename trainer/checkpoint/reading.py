@@ -5,6 +5,7 @@ The processes of one run agree on what they read by exchanging a few integers.
 
 import importlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -29,13 +30,15 @@ def storage() -> ModuleType:
 
 def home_of(checkpoints: str | os.PathLike[str]) -> "Folder | Bucket":
     """Returns where the steps of a run are, by the path of checkpoints/ in its folder."""
-    # It is a folder with the steps, or a file with the URL of the place where they are.
+    # It is a folder with the steps, or a file with the URL of the place where they are. Only names
+    # that a run has chosen are followed: the folder may be somebody else's, and steps are removed.
     path = Path(checkpoints).absolute()
     try:
         url = read_regular(path).decode().strip() if path.is_file() else ""
     except (OSError, ValueError):
         url = ""
-    return home_at(url) if url.startswith(("file:///", "gs://", "s3://")) else Folder(path)
+    ours = re.fullmatch(r"(file:///|gs://|s3://).+-[0-9a-f]{8}", url)
+    return home_at(url) if ours else Folder(path)
 
 
 def home_at(url: str) -> "Folder | Bucket":
