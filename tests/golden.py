@@ -3,7 +3,7 @@
 For a change that only moves or renames code. With the code of the commit and with that of the
 working tree it
 
-- trains each shipped config for 20 steps, or plans it where its data are not on this machine, and
+- trains each config that the commit shipped for 20 steps, or plans it where its data are not on this machine, and
   compares the rows of metrics, the files of the folder, the arrays of the last checkpoint and the
   StableHLO of all programs, without names and places;
 - lets the working tree go on with a run that the commit stopped at step 10;
@@ -177,7 +177,7 @@ class Comparison:
             planned = []
         settings = [*STEPS, *SMALLER.get(Path(file).name, [])] if planned is None else planned
         sets = [f"--set={each}" for each in settings]
-        words = [f"--config={ROOT / file}", *sets]
+        words = [f"--config={self._trees['before'] / file}", *sets]
         texts, runs, dumps = {}, {}, {}
         for side, tree in self._trees.items():
             runs[side], dumps[side] = self._place / side / name, self._place / f"{side}_ir" / name
@@ -346,8 +346,9 @@ def main() -> int:
     if arguments.write or arguments.report:
         (write if arguments.write else write_report)()
         return 0
-    files = sorted(str(file.relative_to(ROOT)) for file in CONFIGS)
     with tree_of(arguments.commit) as before, tempfile.TemporaryDirectory() as place:
+        shipped = (str(file.relative_to(ROOT)) for file in CONFIGS)
+        files = sorted(file for file in shipped if (before / file).exists())
         comparison = Comparison(before, Path(place))
         for file in files:
             if not arguments.only or file in arguments.only:
