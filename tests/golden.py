@@ -3,9 +3,9 @@
 For a change that only moves or renames code. With the code of the commit and with that of the
 working tree it
 
-- trains each config that the commit shipped for 20 steps, or plans it where its data are not on this machine, and
-  compares the rows of metrics, the files of the folder, the arrays of the last checkpoint and the
-  StableHLO of all programs, without names and places;
+- trains each config that the commit shipped for 20 steps, or plans it where its data are not on
+  this machine, and compares the rows of metrics, the files of the folder, the arrays of the last
+  checkpoint and the StableHLO of all programs, without names and places;
 - lets the working tree go on with a run that the commit stopped at step 10;
 - lets the working tree go on with a sweep that the commit stopped in a wave, and whose worker was
   killed in the next one, and compares its results, and the files of its report.
