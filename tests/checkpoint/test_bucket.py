@@ -198,6 +198,12 @@ def test_damage_of_any_object_is_found_and_the_step_before_is_used(
             assert checkpoints.steps() == [1]
             save(checkpoints, 2)
             assert restored(checkpoints) == checkpoint.digests(state(2))
+        with opened(run) as checkpoints:  # it is set aside between two saves, too
+            save(checkpoints, 3)
+            _flip(objects, max(key for key in objects if "/3-" in key and key.endswith("w/c/0/0")))
+            assert restored(checkpoints) == checkpoint.digests(state(2))
+            assert checkpoints.save(3, state(3))
+            assert restored(checkpoints) == checkpoint.digests(state(3))
         if found.get(2):
             assert "step 2 is damaged" in log[0] and "damaged.json" in log[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.checkpoint import integrity
 from trainer.checkpoint.errors import CheckpointError, one_line
-from trainer.writers.files import sync, sync_tree
+from trainer.writers.files import make_folder, sync, sync_tree
 
 Fence = Callable[[], None]
 
@@ -63,7 +63,7 @@ class Folder:
 
     def open(self) -> None:
         """Makes the folder, and deletes the files of killed saves and removals."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.path, 0o700)
         self._delete_removed()
         for rest in self.path.glob(f"*{_TEMPORARY}*"):
             shutil.rmtree(rest, ignore_errors=True)

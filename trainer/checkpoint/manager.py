@@ -305,6 +305,7 @@ class Checkpoints:
                 problem = e
         if not all_agree(problem is None):
             raise problem or CheckpointError(f"{line} Another process cannot move it.")
+        self._known = None  # the step can be saved again
 
     def _by_shards(self) -> bool:
         return jax.process_count() > 1 or not isinstance(self._home, Folder)
