@@ -45,22 +45,12 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         return self.url
 
-    @property
-    def parent(self) -> "Place":
-        """The folder of this one."""
-        return Place(self.url.rpartition("/")[0])
-
-    @property
-    def name(self) -> str:
-        """The part after the last slash."""
-        return self.url.rpartition("/")[2]
-
-    def kvstore(self) -> dict[str, Any]:
-        """Returns tensorstore's specification of all objects below this folder."""
+    def kvstore(self, below: str = "/") -> dict[str, Any]:
+        """Returns tensorstore's specification of all objects below this folder, or of this one."""
         scheme, bucket, path = _parts(self.url)
+        spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": path + below}
         if scheme == "gs":  # not gcs_grpc, which crashes without credentials
-            return {"driver": "gcs", "bucket": bucket, "path": f"{path}/"}
-        spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": f"{path}/"}
+            return spec | {"driver": "gcs"}
         if endpoint := _s3_endpoint():
             region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
             spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
@@ -70,37 +60,34 @@ class Place(NamedTuple):
 
     def keys(self) -> list[str]:
         """Returns the names of all objects below this folder, relative to it, in order."""
-        with _store(self) as store:
+        with _store(self, "/") as store:
             return sorted(key.decode() for key in store.list().result(timeout=DEADLINE))
 
     def read(self) -> bytes:
         """Returns the content of an object; raises FileNotFoundError or another OSError."""
-        with _store(self.parent) as store:
-            found = store.read(self.name).result(timeout=DEADLINE)
+        with _store(self) as store:
+            found = store.read("").result(timeout=DEADLINE)
         if found.state != "value":
             raise FileNotFoundError(f"{self} does not exist")
         return found.value
 
-    def write(self, content: bytes) -> None:
-        """Writes or replaces an object, all of it or nothing."""
-        with _store(self.parent) as store:
-            store.write(self.name, content).result(timeout=DEADLINE)
+    def write(self, content: bytes | None) -> None:
+        """Writes or replaces an object, all of it or nothing; None deletes it."""
+        with _store(self) as store:
+            store.write("", content).result(timeout=DEADLINE)
 
     def delete(self) -> None:
-        """Deletes the object, and all objects below the folder, of this name."""
-        with _store(self.parent) as store:
-            store.write(self.name, None).result(timeout=DEADLINE)
-            below = ts.KvStore.KeyRange(f"{self.name}/", f"{self.name}0")  # "0" follows "/"
-            store.delete_range(below).result(timeout=DATA_DEADLINE)
+        """Deletes all objects below a folder."""
+        with _store(self, "/") as store:
+            store.delete_range(ts.KvStore.KeyRange()).result(timeout=DATA_DEADLINE)
 
 
 def objects(step: Place) -> dict[str, integrity.SizeAndCrc]:
     """Returns the objects of a step as `integrity.file_list` does the files of a folder."""
     # Chunks, such as state/params/kernel/c/0/1, have checksums of their own, and are not read.
     found: dict[str, integrity.SizeAndCrc] = {}
-    with _store(step) as store:
-        keys = sorted(key.decode() for key in store.list().result(timeout=DEADLINE))
-        keys = [key for key in keys if key not in (integrity.MANIFEST, _SET_ASIDE)]
+    keys = [key for key in step.keys() if key not in (integrity.MANIFEST, _SET_ASIDE)]
+    with _store(step, "/") as store:
         small = {key: store.read(key) for key in keys if not re.search(r"/c(/\d+)*$", key)}
         for key in keys:
             content = small[key].result(timeout=DEADLINE).value if key in small else b""
@@ -120,7 +107,12 @@ class Bucket:
 
     def steps(self) -> dict[int, Place]:
         """Returns step -> place of the committed steps, oldest first."""
-        return self._with(integrity.MANIFEST)
+        try:
+            saves = self._saves()
+        except OSError as e:
+            raise CheckpointError(f"{self} cannot be listed: {one_line(e)}.") from e
+        names = [name for name, files in saves.items() if integrity.MANIFEST in files]
+        return dict(sorted((int(name.split("-")[0]), self.place / name) for name in names))
 
     def holds_results(self) -> bool:
         """Returns whether there is more than what an interrupted save left."""
@@ -128,13 +120,15 @@ class Bucket:
 
     def damaged(self) -> str | None:
         """Returns where damaged steps are; None if there are none."""
-        return str(self) if self._with(_SET_ASIDE) else None
+        found = any(_SET_ASIDE in files for files in self._saves().values())
+        return str(self) if found else None
 
     def open(self) -> None:
         """Looks the bucket up, and deletes what killed saves and removals left."""
         self._was_found = False
-        for name in self._unfinished():
-            (self.place / name).delete()
+        for name, files in self._saves().items():
+            if not files & {integrity.MANIFEST, _SET_ASIDE}:
+                (self.place / name).delete()
 
     def make(self, step: int) -> Place:
         """Returns a place in which a step is written, which no other save has."""
@@ -148,16 +142,12 @@ class Bucket:
         fence()
         (place / integrity.MANIFEST).write(manifest.encode())
 
-    def forget(self, step: int) -> None:
-        """Leaves what a failed save has written to the next call of `open`."""
-        # The server may be the reason of the failure, and would be waited for.
-
     def remove(self, steps: Collection[int], fence: Fence) -> None:
         """Removes steps, the newest first, each with its manifest first."""
         found = self.steps() if steps else {}
         for step in sorted(steps, reverse=True):
             fence()
-            (found[step] / integrity.MANIFEST).delete()
+            (found[step] / integrity.MANIFEST).write(None)
             found[step].delete()
 
     def set_aside(self, step: Any) -> str:
@@ -165,7 +155,7 @@ class Bucket:
         try:
             with contextlib.suppress(FileNotFoundError):
                 (step / _SET_ASIDE).write((step / integrity.MANIFEST).read())
-            (step / integrity.MANIFEST).delete()
+            (step / integrity.MANIFEST).write(None)
         except OSError as e:
             raise CheckpointError(
                 f"The damaged checkpoint {step} cannot be marked as such: {one_line(e)}. Remove "
@@ -173,27 +163,17 @@ class Bucket:
             ) from e
         return f"{step}/{_SET_ASIDE}"
 
-    def _with(self, file: str) -> dict[int, Place]:
-        """Returns the steps that have a file, oldest first."""
-        try:
-            keys = self._keys()
-        except OSError as e:
-            raise CheckpointError(f"{self} cannot be listed: {one_line(e)}.") from e
-        names = (key.removesuffix(f"/{file}") for key in keys if key.endswith(f"/{file}"))
-        found = {int(x.split("-")[0]): self.place / x for x in names if _STEP.fullmatch(x)}
-        return dict(sorted(found.items()))
-
-    def _unfinished(self) -> list[str]:
-        """Returns the names of steps that were not committed."""
-        keys = [key.split("/") for key in self._keys()]
-        ended = {key[0] for key in keys if key[1:] in ([integrity.MANIFEST], [_SET_ASIDE])}
-        return sorted({key[0] for key in keys if _STEP.fullmatch(key[0])} - ended)
-
-    def _keys(self) -> list[str]:
+    def _saves(self) -> dict[str, set[str]]:
+        """Returns the names of the objects of each save, such as 1000-5b2f0c91; OSError."""
         if not self._was_found:
             self.look_up()
             self._was_found = True
-        return self.place.keys()
+        found: dict[str, set[str]] = {}
+        for key in self.place.keys():
+            save, _, name = key.partition("/")
+            if _SAVE.fullmatch(save):
+                found.setdefault(save, set()).add(name)
+        return found
 
     def look_up(self) -> None:
         """Raises OSError unless the server answers, and has the bucket."""
@@ -218,7 +198,7 @@ class Bucket:
             raise OSError(f"the server of {self} cannot be reached: {why}") from error
 
 
-_STEP = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
+_SAVE = re.compile(r"(0|[1-9][0-9]{0,17})-[0-9a-f]{16}")
 
 
 def _parts(url: str) -> tuple[str, str, str]:
@@ -241,10 +221,10 @@ def _context() -> ts.Context:
 
 
 @contextlib.contextmanager
-def _store(place: Place) -> Iterator[ts.KvStore]:
-    """Opens the objects below a place; raises OSError for whatever tensorstore raises within."""
+def _store(place: Place, below: str = "") -> Iterator[ts.KvStore]:
+    """Opens an object, or those below it; raises OSError for what tensorstore raises within."""
     try:
-        yield ts.KvStore.open(place.kvstore(), context=_context()).result(timeout=DEADLINE)
+        yield ts.KvStore.open(place.kvstore(below), context=_context()).result(timeout=DEADLINE)
     except (ValueError, RuntimeError, TimeoutError) as error:
         raise OSError(problem_of_server(place, error) or f"{place}: {one_line(error)}") from error
 

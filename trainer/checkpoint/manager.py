@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -29,9 +29,6 @@ from trainer.checkpoint.reading import (
 )
 from trainer.writers.base import to_stderr
 from trainer.writers.files import Outage
-
-if TYPE_CHECKING:
-    from trainer.checkpoint.bucket import Place
 
 
 def check_not_lost(directory: str | os.PathLike[str]) -> None:
@@ -73,7 +70,7 @@ class Retention:
         self._metrics: dict[int, float] = {}
         self._later_metrics: dict[int, float] = {}
 
-    def read(self, found: Mapping[int, "Path | Place"]) -> None:
+    def read(self, found: Mapping[int, Any]) -> None:
         """Reads the metrics of the checkpoints that there are, given as step -> place."""
         self._metrics = dict.fromkeys(found, math.nan)
         for step, path in found.items():
@@ -291,7 +288,7 @@ class Checkpoints:
             raise CheckpointError(f"{later_ones} could not be removed{why}.")
         return later
 
-    def _set_aside(self, step: int, path: "Path | Place", why: str) -> None:
+    def _set_aside(self, step: int, path: Any, why: str) -> None:
         line, problem = f"Checkpoint of step {step} is damaged: {why}.", None
         if self._read_only:
             self._log(line)
@@ -377,8 +374,8 @@ class Checkpoints:
             raised, self._fence_error = self._fence_error, None
             raise raised
         self._fence()  # the directory may belong to another process by now
-        if jax.process_index() == 0:
-            self._home.forget(step)
+        if jax.process_index() == 0 and isinstance(self._home, Folder):
+            self._home.forget(step)  # in a bucket, the next call of `open` does it
         try:
             newest = self.latest()
             kept = "There is no older one" if newest is None else f"The newest is of step {newest}"

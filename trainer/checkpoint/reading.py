@@ -167,7 +167,7 @@ def _check_files(step_directory: "Path | Place", manifest: Mapping[str, Any]) ->
     problems = []
     if manifest["format"] == integrity.ORBAX and isinstance(step_directory, Path):
         problems = integrity.missing_marks(step_directory)
-        listing = _sealed(step_directory / integrity.FILES)["files"]
+        listing = _sealed(step_directory, integrity.FILES)["files"]
         problems += integrity.file_problems(integrity.file_list(step_directory), listing)
     elif manifest["format"] == integrity.SHARDS:
         problems = storage().wrong_files(step_directory, manifest)
@@ -212,27 +212,24 @@ def place_on_devices(array: np.ndarray, target: Any) -> jax.Array:
 def read_manifest(step_directory: "Path | Place") -> dict[str, Any]:
     """Reads the manifest of a step; CorruptCheckpoint if it is missing or was changed."""
     # It has the checksums that all processes of the run wrote.
-    if not isinstance(step_directory, Path):
-        manifest = _sealed(step_directory / integrity.MANIFEST)
-        if manifest["format"] != integrity.SHARDS:
+    if not isinstance(step_directory, Path) or not (step_directory / "integrity").is_dir():
+        manifest = _sealed(step_directory, integrity.MANIFEST)
+        if not isinstance(step_directory, Path) and manifest["format"] != integrity.SHARDS:
             raise errors.CorruptCheckpoint("its manifest is not that of a step in a bucket")
         return manifest
-    by_orbax = step_directory / "integrity"
-    if not by_orbax.is_dir():
-        return _sealed(step_directory / integrity.MANIFEST)
-    path = by_orbax / integrity.MANIFEST
-    # The manifest of process 0 lists all leaves. Those of the other processes add the checksums of
-    # the shards that process 0 does not have.
-    manifest = _sealed(path)
+    # Orbax wrote it. The manifest of process 0 lists all leaves. Those of the other processes add
+    # the checksums of the shards that process 0 does not have.
+    name = f"integrity/{integrity.MANIFEST}"
+    manifest = _sealed(step_directory, name)
     for process in range(1, manifest["processes"]):
-        part = _sealed(path.with_name(f"{integrity.MANIFEST}.{process}"))
-        for name, entry in part["leaves"].items():
-            manifest["leaves"][name]["crc32"] += entry["crc32"]
+        part = _sealed(step_directory, f"{name}.{process}")
+        for leaf, entry in part["leaves"].items():
+            manifest["leaves"][leaf]["crc32"] += entry["crc32"]
     return manifest
 
 
-def _sealed(path: "Path | Place") -> dict[str, Any]:
-    name = f"integrity/{path.name}" if path.parent.name == "integrity" else path.name
+def _sealed(step_directory: "Path | Place", name: str) -> dict[str, Any]:
+    path = step_directory / name
     try:
         content = read_regular(path) if isinstance(path, Path) else path.read()
         return integrity.unseal(content.decode())
