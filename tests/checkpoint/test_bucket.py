@@ -294,6 +294,12 @@ def test_a_missing_bucket_and_a_wrong_url_are_refused_at_the_start(
         assert main(["--config", str(file), "--workdir", str(tmp_path / "w")]) == 2
         assert said in capsys.readouterr().err
         assert not (tmp_path / "w").exists()
+    file.write_text(f"{RUN}checkpoints: s3://lab/runs\n")
+    s3.fault = lambda method, path: "403" if method == "PUT" else None
+    assert main(["--config", str(file), "--workdir", str(tmp_path / "w")]) == 2
+    said = capsys.readouterr().err
+    assert "No checkpoint can be saved in s3://lab/runs: s3://lab denied access" in said
+    assert "AWS_ACCESS_KEY_ID" in said and not (tmp_path / "w").exists()
 
 
 def test_a_file_url_is_another_folder(tmp_path: Path) -> None:
@@ -368,5 +374,5 @@ sys.exit(main(sys.argv[1:]))
     losses = [[row["train/loss"] for row in of if "train/loss" in row] for of in rows]
     assert losses[0] == losses[1]
     left = {key.split("/")[2].split("-")[0] for key in s3.buckets["lab"]}
-    assert left == {"6", "8"}, "What the killed process wrote is deleted."
+    assert left == {"run.txt", "6", "8"}, "What the killed process wrote is deleted."
     shutil.rmtree(tmp_path / "a")

@@ -123,6 +123,11 @@ class Bucket:
         found = any(_SET_ASIDE in files for files in self._saves().values())
         return str(self) if found else None
 
+    def begin(self, run: str) -> None:
+        """Writes whose checkpoints these are; OSError if there is no bucket, or no permission."""
+        self._look_up()
+        (self.place / "run.txt").write(f"{run}\n".encode())
+
     def open(self) -> None:
         """Looks the bucket up, and deletes what killed saves and removals left."""
         self._was_found = False
@@ -166,7 +171,7 @@ class Bucket:
     def _saves(self) -> dict[str, set[str]]:
         """Returns the names of the objects of each save, such as 1000-5b2f0c91; OSError."""
         if not self._was_found:
-            self.look_up()
+            self._look_up()
             self._was_found = True
         found: dict[str, set[str]] = {}
         for key in self.place.keys():
@@ -175,7 +180,7 @@ class Bucket:
                 found.setdefault(save, set()).add(name)
         return found
 
-    def look_up(self) -> None:
+    def _look_up(self) -> None:
         """Raises OSError unless the server answers, and has the bucket."""
         # Tensorstore asks a missing one thousands of times, and waits long for a silent server.
         scheme, bucket, _ = _parts(self.place.url)

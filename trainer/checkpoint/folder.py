@@ -46,8 +46,9 @@ class Folder:
         except OSError as e:
             raise CheckpointError(f"{self.path} cannot be listed: {one_line(e)}.") from e
 
-    def look_up(self) -> None:
-        """Does nothing: `open` makes the folder."""
+    def begin(self, run: str) -> None:
+        """Makes the folder for a new run, so that a mistake is found before it computes."""
+        make_folder(self.path, 0o700)
 
     def holds_results(self) -> bool:
         """Returns whether there is more than the files of an interrupted save."""

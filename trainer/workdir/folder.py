@@ -130,14 +130,15 @@ class Workdir:
         self._log_changes(begun)
 
     def _new_place(self, url: str | None) -> str | None:
-        """Returns where a new run saves below a URL; UserError if there is no such bucket."""
+        """Returns where a new run saves below a URL; UserError if nothing can be saved there."""
         if url is None or self.checkpoints.exists():
             return None
-        with refuse_os_errors(f"No checkpoint can be saved in {url}"):
-            home_at(url).look_up()
         # A name of its own: no other run must write there, or take these checkpoints for its own.
         name = re.sub(r"[^\w.-]", "_", self.path.name, flags=re.ASCII)
-        return f"{url.rstrip('/')}/{name}-{secrets.token_hex(4)}"
+        place = f"{url.rstrip('/')}/{name}-{secrets.token_hex(4)}"
+        with refuse_os_errors(f"No checkpoint can be saved in {url}"):
+            home_at(place).begin(f"{socket.gethostname()}:{self.path}")
+        return place
 
     def _begin(
         self, before: dict[str, Any] | None, provenance: Provenance, tokenizer: str | None
