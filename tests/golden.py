@@ -229,8 +229,8 @@ class Comparison:
         reports = [self._place / f"{side}_report" for side in self._trees]
         self.same("files of the report", *map(_files, reports))
         for file in sorted(reports[0].rglob("*")):
-            if file.is_file() and file.suffix != ".pdf":
-                name = file.relative_to(reports[0])
+            name = file.relative_to(reports[0])
+            if file.is_file() and file.suffix != ".pdf" and (reports[1] / name).exists():
                 hashes = [hashlib.sha256((each / name).read_bytes()) for each in reports]
                 self.same(f"report: {name}", *(each.hexdigest() for each in hashes))
 
