@@ -184,15 +184,15 @@ class Bucket:
         """Raises OSError unless the server answers, and has the bucket."""
         # Tensorstore asks a missing one thousands of times, and waits long for a silent server.
         scheme, bucket, _ = _parts(self.place.url)
+        url, method = f"{_s3_endpoint() or 'https://s3.amazonaws.com'}/{bucket}", "HEAD"
         if scheme == "gs":
             server = os.environ.get("TENSORSTORE_GCS_HTTP_URL", "https://storage.googleapis.com")
-            url = f"{server}/storage/v1/b/{bucket}"
-        else:
-            url = f"{_s3_endpoint() or 'https://s3.amazonaws.com'}/{bucket}"
-        request = urllib.request.Request(url, method="GET" if scheme == "gs" else "HEAD")
+            url, method = f"{server}/storage/v1/b/{bucket}", "GET"
+        request = urllib.request.Request(url, method=method)
         try:
             urllib.request.urlopen(request, timeout=_LOOK).close()
         except urllib.error.HTTPError as error:  # 301, 401 and 403 tell that there is one
+            error.close()
             if error.code == 404:
                 raise OSError(f"there is no bucket {bucket} ({scheme}://)") from error
             if error.code >= 500:
