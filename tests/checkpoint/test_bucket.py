@@ -345,6 +345,13 @@ def test_a_file_of_somebody_else_names_no_place_that_no_run_has_chosen(
 
 
 @pytest.mark.long
+def test_verify_leaves_nothing_in_the_bucket(s3: s3_server.Server, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"{RUN}checkpoints: s3://lab/runs\n")
+    assert main(["verify", f"--config={tmp_path}/run.yaml"]) == 0
+    assert s3.buckets["lab"] == {} and s3.requests == []
+
+
+@pytest.mark.long
 def test_a_killed_run_goes_on_from_the_bucket_with_the_bits_of_one_on_a_disk(
     s3: s3_server.Server, tmp_path: Path
 ) -> None:

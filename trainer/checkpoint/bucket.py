@@ -28,6 +28,7 @@ DATA_DEADLINE = 900.0  # seconds of the requests for up to 256 MB
 _LOOK = 10.0  # seconds until a server must answer whether it has a bucket
 
 _SET_ASIDE = "damaged.json"  # the name that the manifest of a damaged step is given
+_ENDED = {integrity.MANIFEST, _SET_ASIDE}  # one of them is in each save that was committed
 _HINTS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or those of gcloud or of the virtual machine",
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or those of ~/.aws or of the machine",
@@ -86,7 +87,7 @@ def objects(step: Place) -> dict[str, integrity.SizeAndCrc]:
     """Returns the objects of a step as `integrity.file_list` does the files of a folder."""
     # Chunks, such as state/params/kernel/c/0/1, have checksums of their own, and are not read.
     found: dict[str, integrity.SizeAndCrc] = {}
-    keys = [key for key in step.keys() if key not in (integrity.MANIFEST, _SET_ASIDE)]
+    keys = [key for key in step.keys() if key not in _ENDED]
     with _store(step, "/") as store:
         small = {key: store.read(key) for key in keys if not re.search(r"/c(/\d+)*$", key)}
         for key in keys:
@@ -116,7 +117,7 @@ class Bucket:
 
     def holds_results(self) -> bool:
         """Returns whether there is more than what an interrupted save left."""
-        return bool(self.steps() or self.damaged())
+        return any(files & _ENDED for files in self._saves().values())
 
     def damaged(self) -> str | None:
         """Returns where damaged steps are; None if there are none."""
@@ -132,7 +133,7 @@ class Bucket:
         """Looks the bucket up, and deletes what killed saves and removals left."""
         self._was_found = False
         for name, files in self._saves().items():
-            if not files & {integrity.MANIFEST, _SET_ASIDE}:
+            if not files & _ENDED:
                 (self.place / name).delete()
 
     def make(self, step: int) -> Place:

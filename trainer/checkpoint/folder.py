@@ -66,8 +66,7 @@ class Folder:
         """Makes the folder, and deletes the files of killed saves and removals."""
         make_folder(self.path, 0o700)
         self._delete_removed()
-        for rest in self.path.glob(f"*{_TEMPORARY}*"):
-            shutil.rmtree(rest, ignore_errors=True)
+        self.forget("*")
 
     def make(self, step: int) -> Path:
         """Makes a place in which a step is written, and returns it."""
@@ -88,8 +87,8 @@ class Folder:
         sync(self.path)
         sync(self.path.parent)  # the folder itself may be new
 
-    def forget(self, step: int) -> None:
-        """Deletes what a failed save of a step has written."""
+    def forget(self, step: int | str) -> None:
+        """Deletes what failed saves of a step, or of any with "*", have written."""
         for rest in self.path.glob(f"{step}{_TEMPORARY}*"):
             shutil.rmtree(rest, ignore_errors=True)
 

@@ -220,14 +220,14 @@ class Checkpoints:
         problem = finished.exception()
         # An exception does not tell that the step was not committed: removing older checkpoints,
         # after the commit, may have raised it.
-        is_there = step in (self._known or ())
-        if is_there and isinstance(self._home, Folder) and jax.process_index() == 0:
-            is_there = step in self._home.steps()
+        can_look = isinstance(self._home, Folder) and jax.process_index() == 0
+        is_there = step in (self._home.steps() if can_look else self._known or ())
         if self._fence_error is not None or not is_there:
             self._failed(step, problem or OSError("its files disappeared after they were written"))
             return
         if problem is not None:  # it was saved, but older ones could not be removed
             self._log(f"After the checkpoint of step {step}: {one_line(problem)}.")
+            self._known = None
         self._outage.ended(f"Checkpoints can be saved again: the one of step {step} was saved.")
 
     def close(self) -> None:

@@ -271,7 +271,7 @@ def _write_chunks(directory: Path | Place, leaves: Mapping[str, Shards]) -> str:
                 _commit(transaction, home)
                 transaction, waiting = ts.Transaction(), 0
             opening = ts.open(
-                _array(home, name, leaf, True), context=context, transaction=transaction
+                _array(home, name, leaf, for_chunks=True), context=context, transaction=transaction
             )
             part = _result(opening, home)[_slices(region)]
             part.write(data, can_reference_source_data_indefinitely=True).copy.result()

@@ -116,7 +116,7 @@ class Workdir:
                     self.write(name, text)
             # Last, because a folder with a run.json counts as that of a run.
             self._save_record()
-            if place is not None:
+            if place is not None and not self.checkpoints.exists():  # asked again, under the lock
                 self.write(self.checkpoints.name, f"{place}\n")
             # Delete the summary of the previous process: the run has not ended.
             (self.path / SUMMARY_FILE).unlink(missing_ok=True)
