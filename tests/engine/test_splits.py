@@ -198,6 +198,21 @@ class Digits(data.ArrayDataset):
         self.splits = splits
 
 
+def test_only_the_splits_that_are_named_are_evaluated(tmp_path, capsys):
+    config = tmp_path / "run.yaml"
+    config.write_text(DIGITS + "eval_splits: [validation]\nbest_metric: accuracy\n")
+    assert main([f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == 0
+    rows = runs.lines(tmp_path / "run")
+    assert [row["step"] for row in rows if "validation/loss" in row] == [3, 6]
+    assert not any(name.startswith("eval/") for row in rows for name in row)
+    for setting, told in {
+        "eval_splits=[tst]": "eval_splits is ['tst'], but the data set has validation and test",
+        "eval_splits=[]": "eval_splits is [], but",
+        "best_metric=eval/accuracy": "their splits, validation/loss, validation/accuracy.",
+    }.items():
+        assert told in runs.refused(capsys, f"--config={config}", "--set", setting)
+
+
 @pytest.mark.parametrize(
     "splits",
     [(), "test", ("test", "train"), 3, None, {"tests": 7}, ("test/", "test"), ("test/a/b",)],

@@ -122,7 +122,7 @@ class Evaluation:
         # `through` is called with the batches of each split; what it yields is evaluated.
         return {
             PREFIXES[split] + name: value
-            for split in whole_splits(split_sizes(self._experiment.data))
+            for split in whole_splits(self._experiment.splits)
             for name, value in self.run_split(state, split, through).items()
         }
 

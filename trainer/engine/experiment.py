@@ -20,10 +20,11 @@ from trainer.config.build import call_hint
 from trainer.data.absent import DataAbsent
 from trainer.data.mixture import mixture
 from trainer.engine import contracts, every
-from trainer.engine.datasets import best_row, split_sizes, train_batches
+from trainer.engine.datasets import best_row, split_sizes, train_batches, whole_splits
 from trainer.engine.diagnostics import Diagnostic, check_diagnostics
 from trainer.engine.mesh import DataShard
 from trainer.engine.precision import Roles, in_roles, roles_of
+from trainer.messages import joined
 from trainer.protocols import Batch, Dataset, Loss, Model
 from trainer.writers import check_names
 
@@ -107,6 +108,8 @@ class Experiment:
         eval_every: steps between two evaluations; or a mapping from the step from which on an
             interval holds to the interval: {0: 125, 90%: 25} evaluates after each multiple of 125,
             and in the last tenth of the run of 25. The last step is always evaluated.
+        eval_splits: the splits that are evaluated, such as ["validation"]; None for all that the
+            data set has.
         save_every: steps between two checkpoints.
         keep_latest: number of the newest checkpoints to keep.
         checkpoints: URL below which a new run saves its checkpoints, in a folder of its own:
@@ -161,6 +164,7 @@ class Experiment:
     warm_start: Mapping[str, Any] | None = None
     log_every: Steps = _2_PERCENT
     eval_every: Steps | Mapping[Steps, Steps] = _10_PERCENT
+    eval_splits: Sequence[str] | None = None
     save_every: Steps = _10_PERCENT
     keep_latest: int = 2
     checkpoints: str | None = None
@@ -205,8 +209,7 @@ class Experiment:
             raise ValueError(
                 f"watchdog must be above 1, as a multiple of the median step, got {self.watchdog}."
             )
-        if self.best_row is None:  # raises ValueError for a metric or a split that does not exist
-            split_sizes(self.data)
+        _ = self.splits, self.best_row  # raise ValueError for a split or metric that does not exist
         if self.checkpoints is not None and not _URL.fullmatch(self.checkpoints):
             raise ValueError(
                 f"checkpoints is {self.checkpoints!r}, and must be gs://BUCKET/PATH, "
@@ -292,7 +295,19 @@ class Experiment:
         """The name in metrics.jsonl of `best_metric`, such as "eval/accuracy"."""
         if self.best_metric is None:
             return None
-        return best_row(self.best_metric, ["loss", *self.metrics], split_sizes(self.data))
+        return best_row(self.best_metric, ["loss", *self.metrics], self.splits)
+
+    @property
+    def splits(self) -> dict[str, int | None]:
+        """The splits that are evaluated, or their parts, as `split_sizes` returns those of data."""
+        sizes = split_sizes(self.data)
+        wanted = whole_splits(sizes) if self.eval_splits is None else self.eval_splits
+        if not wanted or not set(wanted) <= set(whole_splits(sizes)):
+            raise ValueError(
+                f"eval_splits is {list(wanted)}, but the data set has {joined(whole_splits(sizes))}"
+                " to evaluate: name one of them, or remove eval_splits to evaluate all."
+            )
+        return {x: size for x, size in sizes.items() if x.partition("/")[0] in wanted}
 
     def batches(self, batch_index: int, shard: DataShard | None = None) -> Iterator[Batch]:
         """Returns a part of each training batch, from an index on (from 0).

@@ -35,7 +35,6 @@ from trainer.engine import memory
 from trainer.engine.datasets import (
     LOOKED_FOR,
     split_metrics,
-    split_sizes,
     whole_splits,
     wrong_mode,
 )
@@ -510,7 +509,7 @@ def check_goal(goal: Goal, arm: ArmConfig, experiment: Experiment) -> list[str]:
     # Returns sentences if the best trial by the goal is probably the worst, or if it is chosen on
     # the test split although there is another.
     places = [arm.sweep.sources.get(x) for x in ("goal.metric", "goal.select_on", "goal")]
-    sizes = split_sizes(experiment.data)
+    sizes = experiment.splits
     known = split_metrics(["loss", *experiment.metrics], goal.select_on, sizes)
     if goal.metric not in known:
         text = f"{arm.title} never writes the metric {goal.metric!r}. "

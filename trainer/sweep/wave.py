@@ -31,7 +31,7 @@ from trainer.config import Config, ConfigError, Source, Tree, file_text, full_te
 from trainer.config.yaml_writer import scalar_text
 from trainer.engine import every
 from trainer.engine.contracts import Batch, ComponentError
-from trainer.engine.datasets import split_sizes, whole_splits
+from trainer.engine.datasets import whole_splits
 from trainer.engine.examples import Examples
 from trainer.engine.experiment import Experiment
 from trainer.engine.program import Program, load_located
@@ -457,7 +457,7 @@ def keep_examples(
     # logged, and the file then says that it has nothing; UserError is raised if a file of the data
     # set was changed. `state` is not donated. `fence` is called before the file is written, `watch`
     # before each batch.
-    if "test" not in whole_splits(split_sizes(program.experiment.data)):
+    if "test" not in whole_splits(program.experiment.splits):
         return
 
     def watched(batch: Batch) -> Batch:

@@ -19,7 +19,7 @@ from trainer import writers
 from trainer.checkpoint import CheckpointError, Checkpoints, Retention, check_not_lost, misfits
 from trainer.config import wording
 from trainer.engine.contracts import ComponentError
-from trainer.engine.datasets import split_sizes, whole_splits
+from trainer.engine.datasets import whole_splits
 from trainer.engine.experiment import Experiment, with_place
 from trainer.engine.mesh import data_shard
 from trainer.engine.plan import Plan, located_fingerprint, make_plan
@@ -407,7 +407,7 @@ def _refuse_changes_of_a_finished_run(config: configs.Config, steps: int, workdi
 
 def _record_metrics(experiment: Experiment, checkpoints: Checkpoints, folder: Path) -> set[int]:
     """Returns the steps of the checkpoints that were evaluated."""
-    prefix = PREFIXES[whole_splits(split_sizes(experiment.data))[0]]
+    prefix = PREFIXES[whole_splits(experiment.splits)[0]]
     kept, evaluated = set(checkpoints.steps()), set()
     for row in writers.iterate_metrics(folder, prefix):
         if row["step"] in kept:
