@@ -86,7 +86,8 @@ def _run(arguments: argparse.Namespace, until_exit: bool) -> int:
         planned = ("dry_run", "check", "plan_only")
         begins = not any(getattr(arguments, name, False) for name in planned)
         computes = getattr(arguments, "action", None) in (None, "work") and begins
-        if arguments.command in ("train", "sweep") and computes:  # first: no signal is lost
+        computes = computes or arguments.command == "referee"
+        if arguments.command in ("train", "sweep", "referee") and computes:  # no signal is lost
             arguments.signals = stack.enter_context(StopSignals(until_exit))
         elif watched or (until_exit and not begins):  # there is nothing to save
             # Python's own handler would wait for the end of a compilation.

@@ -105,13 +105,14 @@ def started() -> list[str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """Returns a number with its noun, whose plural ends in "s", or "es" after "ch".
+    """Returns a number with its noun, whose plural ends in "s", "es" after "ch", or "ries".
 
     Example:
-        >>> plural(1, "step"), plural(1000, "step"), plural(5, "search")
-        ('1 step', '1,000 steps', '5 searches')
+        >>> plural(1, "step"), plural(1000, "step"), plural(5, "search"), plural(2, "try")
+        ('1 step', '1,000 steps', '5 searches', '2 tries')
     """
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    noun = noun.removesuffix("y") + "ie" if ending and noun.endswith("ry") else noun
     return f"{count:,} {noun}{ending}"
 
 

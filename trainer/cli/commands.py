@@ -37,6 +37,8 @@ def find(command: str) -> Callable[[argparse.Namespace], int]:
             from trainer.cli.new import run
         case "optimizers":
             from trainer.cli.optimizers import run
+        case "referee":
+            from trainer.cli.refereeing import run
         case "sweep":
             from trainer.cli.sweeps import run
         case _ if command in globals():

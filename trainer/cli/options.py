@@ -69,7 +69,7 @@ _ROWS = re.compile(r"^[^\s#].*(?:\n +.*)*", re.MULTILINE)
 _ROW = re.compile(
     r"([\w-]+(?:, [\w-]+)*)"  # the names
     r"(?: ([^\s:]+)(?::(\w+))?)?"  # what stands for the value, and how it is converted
-    r"(?: (\.\.\.|[?+]))?"  # how often
+    r"(?: (\.\.\.|[?+*]))?"  # how often
     r"(?: = (\S+))?(?: as (\w+))?( required)?"
     r"(?:\s\s+(.+))?",  # the help
     re.DOTALL,

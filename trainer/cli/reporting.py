@@ -30,7 +30,7 @@ def report(arguments: argparse.Namespace) -> int:
     )
     folder = Path(arguments.output or default_folder(arguments.folders))
     words = [*arguments.folders, *_given(arguments, "metric", "mode", "target")]
-    made_report = make_report(workloads, folder, _made_by("report", words))
+    made_report = make_report(workloads, folder, made_by("report", words))
     files = write(made_report, folder, arguments.formats)
     for line in (*made_report.verdict, *(f"Note: {x}" for x in made_report.warnings)):
         show(line)
@@ -44,7 +44,7 @@ def _given(arguments: argparse.Namespace, *names: str) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
-def _made_by(command: str, words: Sequence[str]) -> str:
+def made_by(command: str, words: Sequence[str]) -> str:
     """Returns how a report was made: the version, and the command that makes it again."""
     return f"Lockstep {trainer.__version__}: {quoted(['python', '-m', 'trainer', command, *words])}"
 
@@ -178,7 +178,7 @@ def _table(arguments: argparse.Namespace) -> int:
             " the folder of a sweep named sweep."
         )
     entries = [check_entry(rules, folder, arguments.vocabulary) for folder in rules.entries]
-    report = make_table(rules, entries, _made_by("challenge", ["table", arguments.folder]))
+    report = make_table(rules, entries, made_by("challenge", ["table", arguments.folder]))
     folder = Path(arguments.output or rules.folder / "report")
     files = write(report, folder, arguments.formats)
     for sentence in report.verdict:
@@ -366,6 +366,6 @@ def _write_report(
     if arguments.output:
         from trainer.report.write import write
 
-        made = _made_by(arguments.command, [*resolving.config_options(arguments), *words])
+        made = made_by(arguments.command, [*resolving.config_options(arguments), *words])
         files = write(replace(make_report(), made=made), Path(arguments.output), arguments.formats)
         show(f"{arguments.output}: {plural(len(files), 'file')}")

@@ -17,7 +17,7 @@ from typing import Any
 from trainer.config import signatures
 from trainer.config.signatures import Function, Parameter, Slot
 from trainer.config.units import UNITS
-from trainer.config.vocabulary import CHALLENGE, RUN, SWEEP, Language, Vocabulary
+from trainer.config.vocabulary import LANGUAGES, SWEEP, Language, Vocabulary
 from trainer.config.wording import listing
 from trainer.config.yaml_reader import PARTIAL
 
@@ -62,18 +62,20 @@ _OPTIMIZER, _SCHEDULE = "optimizer", "schedule"
 
 
 def schema(vocabulary: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns a JSON schema, draft 2020-12, of the YAML files of runs, sweeps and challenges."""
-    # A file is that of a challenge or a sweep if it has a key that only such files have. No key is
-    # required, because a file may be laid over another one. Raises ConfigError if a package of
+    """Returns a JSON schema, draft 2020-12, of the YAML files of all kinds of configs."""
+    # A file is not that of a run if it has a key that only another kind has. No key is required,
+    # because a file may be laid over another one. Raises ConfigError if a package of
     # `vocabulary` cannot be imported.
-    kinds = [_Schemas(vocabulary, language) for language in (RUN, SWEEP, CHALLENGE)]
-    run, sweep, challenge = (each.root() for each in kinds)
+    kinds = [_Schemas(vocabulary, language) for language in LANGUAGES.values()]
+    found, *others = roots = [each.root() for each in kinds]
+    for root in others:
+        found = _either(root, found, *(each for each in roots if each is not root))
     definitions = {name: x for each in kinds for name, x in each.definitions.items()}
     return {
         "$schema": _DRAFT,
         "title": "A config of Lockstep",
         "type": "object",
-        **_either(challenge, _either(sweep, run, run), sweep, run),
+        **found,
         "$defs": dict(sorted(definitions.items())),
     }
 

@@ -107,7 +107,22 @@ CHALLENGE = Language(
     example="challenge.baseline = 'baseline.gin'",
 )
 
-LANGUAGES: Mapping[str, Language] = {each.root: each for each in (RUN, SWEEP, CHALLENGE)}
+REFEREE = Language(
+    root="referee",
+    what="a referee",
+    nodes={
+        "referee": "trainer.studies.referee.Referee",
+        "goal": "trainer.sweep.definition.Goal",
+    },
+    modules=_OF_A_RUN,
+    keys="baseline, goal, pairs",
+    marks=("pairs", "most_tries"),
+    command="start it with python -m trainer referee start --config=FILE",
+    place="write it in the file of a referee",
+    example="referee.baseline = 'baseline.gin'",
+)
+
+LANGUAGES: Mapping[str, Language] = {each.root: each for each in (RUN, SWEEP, CHALLENGE, REFEREE)}
 
 
 # A config may name only what `__all__` of these packages lists: their modules have functions that

@@ -1,1 +1,1 @@
-"""Studies: races to a target, claims that others can check, and checks before a sweep."""
+"""Studies: races to a target, claims that others can check, a referee, checks before a sweep."""

@@ -177,11 +177,7 @@ def read_challenge(folder: Path) -> Rules:
     challenge = builder.build("")
     names = [challenge.baseline] if isinstance(challenge.baseline, str) else challenge.baseline
     baseline = load([folder / name for name in names])
-    known = {path for path, _ in leaves(complete(baseline)[0])}
-    for path in challenge.free:
-        if not any(_is_under(each, [path]) for each in known):  # it is perhaps misspelt
-            source = config.argument_source("free")
-            raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
+    check_free(config, challenge.free, baseline)
     rules = Rules(folder.absolute(), challenge, baseline, challenge.goal.target_rule)
     rules.grid(1000)  # raises for an interval that is none
     return rules
@@ -243,7 +239,19 @@ def _read_text(file: Path) -> EntryText:
     return EntryText(**{key: str(value) for key, value in content.items()})
 
 
-def _is_under(path: str, roots: Sequence[str]) -> bool:
+def check_free(
+    config: Config, free: Sequence[str], baseline: Config, vocabulary: Sequence[str] = ()
+) -> None:
+    """Raises UserError for a path of rules' `free` that their baseline does not have."""
+    known = {path for path, _ in leaves(complete(baseline, vocabulary)[0])}
+    for path in free:
+        if not any(is_under(each, [path]) for each in known):  # it is perhaps misspelt
+            source = config.argument_source("free")
+            raise UserError(f"{source}: free has {path!r}, which the baseline does not have.")
+
+
+def is_under(path: str, roots: Sequence[str]) -> bool:
+    """Returns whether a path is one of some paths, or below one of them."""
     return any(path == root or path.startswith((f"{root}.", f"{root}[")) for root in roots)
 
 
@@ -260,7 +268,7 @@ def _against_rules(
         ]
     found = differing({"baseline": rules.baseline, "entry": arm.config}, vocabulary)
     free = [*FREE, *rules.challenge.free]
-    changes = [path for path in found if _is_under(path, free)]
+    changes = [path for path in found if is_under(path, free)]
     offences = [
         f"It changes {path} from {values['baseline']} to {values['entry']}, which the challenge"
         " does not allow."
@@ -287,7 +295,7 @@ def _against_doubted(
         )
     arms = {"it": [*plan.arms.values()][0], "old": [*older.arms.values()][0]}
     unlike = differing({name: arm.config for name, arm in arms.items()}, vocabulary)
-    if unlike := [path for path in unlike if not _is_under(path, WITHOUT_EFFECT)]:
+    if unlike := [path for path in unlike if not is_under(path, WITHOUT_EFFECT)]:
         yield f"It doubts {text.doubts}, and its config has another {joined(unlike, 4)}."
 
 

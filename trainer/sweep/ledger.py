@@ -49,6 +49,15 @@ LEDGER_FILE, CUTS_FILE, POINTS_FILE = "ledger.jsonl", "cuts.json", "points.json"
 # By the file of a choice.
 CHOICES = {CUTS_FILE: "cut", POINTS_FILE: "points", FINAL_FILE: "final"}
 CHECKPOINTS, _MANIFEST = "checkpoints/", "manifest.json"
+Kinds = Mapping[str, Mapping[str, type]]  # event -> key of its line -> the type of the value
+_EVENTS: Kinds = {
+    "plan": {"revision": int, "digest": str, "files": dict},
+    "code": {"code": dict, "changed": dict},
+    "environment": {"environment": dict},
+    "initial": {"trial": str, "arms": list, "values": dict},
+    "trial": {"trial": str, "files": dict},
+    **{event: {"files": dict} for event in CHOICES.values()},
+}
 # These tell two computations of a trial apart. run.json has times to the second: a small run that
 # failed may be computed again within one. The summary has how long each took.
 _COMPUTATION = ("run.json", SUMMARY_FILE)
@@ -196,8 +205,8 @@ def _hash_of(line: bytes) -> str:
         return ""
 
 
-def read_ledger(folder: Path) -> Ledger:
-    """Reads the ledger of a sweep and checks its lines."""
+def read_ledger(folder: Path, kinds: Kinds = _EVENTS) -> Ledger:
+    """Reads the ledger of a sweep, or one with other events, and checks its lines."""
     try:
         text = read_regular(folder / LEDGER_FILE)
     except FileNotFoundError:
@@ -207,7 +216,7 @@ def read_ledger(folder: Path) -> Ledger:
     entries: list[LedgerEntry] = []
     head = damage = ""
     for number, line in enumerate(lines, 1):
-        if (content := _checked(line)) is None:
+        if (content := _checked(line, kinds)) is None:
             damage = damage or f"line {number} was changed"
             continue
         if content["before"] != head and not damage:
@@ -217,7 +226,7 @@ def read_ledger(folder: Path) -> Ledger:
     return Ledger(tuple(entries), damage, head, torn)
 
 
-def _checked(line: bytes) -> dict[str, Any] | None:
+def _checked(line: bytes, kinds: Kinds = _EVENTS) -> dict[str, Any] | None:
     """Returns what a line says; None if it is not as it was written."""
     try:
         content = json.loads(line)
@@ -225,20 +234,12 @@ def _checked(line: bytes) -> dict[str, Any] | None:
         same = _line(event, content["before"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return content if same == line + b"\n" and _is_event(content) else None
+    return content if same == line + b"\n" and _is_event(content, kinds) else None
 
 
-def _is_event(content: Mapping[str, Any]) -> bool:
+def _is_event(content: Mapping[str, Any], kinds: Kinds) -> bool:
     """Returns whether a line has what its readers need."""
     # A correct hash does not show that: anybody can compute it.
-    kinds: dict[str, dict[str, type]] = {
-        "plan": {"revision": int, "digest": str, "files": dict},
-        "code": {"code": dict, "changed": dict},
-        "environment": {"environment": dict},
-        "initial": {"trial": str, "arms": list, "values": dict},
-        "trial": {"trial": str, "files": dict},
-        **{event: {"files": dict} for event in CHOICES.values()},
-    }
     wanted = kinds.get(str(content.get("event")), {})
     if not wanted or any(type(content.get(k)) is not x for k, x in wanted.items()):
         return False

@@ -1,0 +1,291 @@
+"""Judges tries in the folder of a referee, from its start to its finish; see `referee`.
+
+`start` begins a referee, `judge_change` judges one change, and `measure_gain` measures the gain of
+all that was kept. Each holds the lock of the folder, goes on where an earlier process was
+interrupted, and raises Interrupted if its own runs are.
+"""
+
+import hmac
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import Builder, Config, dump, load
+from trainer.messages import UserError, joined, plural
+from trainer.studies import referee_runs
+from trainer.studies.challenge import FREE, check_free, is_under
+from trainer.studies.referee import (
+    BASELINE,
+    FIRST,
+    FIXED,
+    RULES_FILE,
+    TRY,
+    Gain,
+    Judge,
+    Noise,
+    Try,
+    build_rules,
+    noise_of,
+)
+from trainer.studies.referee_runs import NotPlanned, Runner, sha256
+from trainer.studies.shadow import differing
+from trainer.sweep.ledger import LEDGER_FILE, append
+from trainer.sweep.plan_file import read_plan
+from trainer.workdir.code import differing_files
+from trainer.writers import locks
+from trainer.writers.files import read_regular, replace_file
+
+SECRET_FILE = "secret"
+_AT_ONCE = 4  # pairs that are computed at least together, because a start of the workers takes long
+
+
+def start(config: Config, folder: Path, runner: Runner) -> tuple[Judge, Noise]:
+    """Measures the noise of the baseline, and begins a referee in a folder, with rules."""
+    # Raises UserError if the folder has another referee or other files, or if at the measured noise
+    # the rules cannot decide; nothing but the runs of the baseline is kept then.
+    rules, folder = build_rules(config), folder.absolute()
+    judge = Judge(folder, replace(runner, goal=rules.goal), rules)
+    names = [rules.baseline] if isinstance(rules.baseline, str) else rules.baseline
+    baseline = load([Path(config.sources[""].file).parent / name for name in names])
+    check_free(config, rules.free, baseline, runner.vocabulary)
+    root = replace(config.root, kwargs={**config.root.kwargs, "baseline": FIRST})
+    texts = {FIRST: dump(baseline.root).encode(), RULES_FILE: dump(root).encode()}
+    begun = (folder / LEDGER_FILE).exists()
+    if begun and any(read_regular(folder / name) != text for name, text in texts.items()):
+        raise UserError(f"{folder} has a referee with other rules: use another --workdir.")
+    if begun:
+        return judge, noise_of(judge)
+    ours = {RULES_FILE, "baselines", "noise", "noise.yaml", "lock"}
+    if strange := sorted({*(os.listdir(folder) if folder.exists() else ())} - ours):
+        raise UserError(f"{folder} has other files, such as {strange[0]}: use another --workdir.")
+    (folder / FIRST).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locks.exclusive(folder):
+        for name, text in texts.items():
+            replace_file(folder / name, text)
+        first = baseline.root.kwargs.get("seed", 0)
+        seeds = range(first, first + rules.noise)
+        judge.runner.compute(folder / "noise", {BASELINE: folder / FIRST}, seeds)
+        found = noise_of(judge)
+        if found.needed is None or found.needed > rules.pairs:
+            raise UserError(
+                f"{config.argument_source('pairs')}: pairs is {rules.pairs}, which cannot decide."
+                f" {found.sentence} Write at least as many pairs, a larger relevant, or fewer"
+                " most_tries, and start the same command again: it keeps these runs."
+            )
+        secret = secrets.token_hex(32).encode()
+        descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secret)
+        hashes = {"rules": sha256(texts[RULES_FILE]), "baseline": sha256(texts[FIRST])}
+        append(folder, [{"event": "start", **hashes, "secret": sha256(secret)}])
+    return judge.now, found
+
+
+def judge_change(judge: Judge, files: Sequence[Path], sets: Sequence[str], note: str = "") -> Try:
+    """Judges a change, files and settings that are laid over the baseline; returns it ended."""
+    # An earlier try that was interrupted is ended first. Raises UserError if the change cannot be
+    # tried, because it changes nothing, or what it must not, and ConfigError if a file has a
+    # mistake; nothing is noted then.
+    with locks.exclusive(judge.folder):
+        judge = judge.now
+        if judge.ledger.of("finish"):
+            raise UserError(f"The referee in {judge.folder} is finished: start another one.")
+        config = _changed(judge, files, sets)
+        if judge.tries and not judge.tries[-1].verdict:
+            ended = _go_on(judge, judge.tries[-1])
+            if ended.config == sha256(dump(config.root).encode()):
+                return ended
+            judge.runner.log(f"Try {ended.number} was interrupted, and has ended: {ended.why}")
+            judge = judge.now
+            config = _changed(judge, files, sets)  # over another baseline, if that was kept
+        number = _enter(judge, config, note)
+        return _go_on(judge.now, judge.now.tries[number - 1])
+
+
+def measure_gain(judge: Judge, pairs: int) -> Gain:
+    """Compares the last baseline with the first, also on test data, and ends the referee."""
+    with locks.exclusive(judge.folder):
+        judge = judge.now
+        if judge.tries and not judge.tries[-1].verdict:
+            last = judge.tries[-1].number
+            raise UserError(f"Try {last} has not ended: start its command again, and wait.")
+        if not (keeps := len(judge.keeps)):
+            raise UserError("No try was kept, so that there is no gain to measure.")
+        if not judge.ledger.of("finish"):
+            seeds = [*_draw(judge, f"finish {judge.ledger.head}", pairs, 0)]
+            append(judge.folder, [{"event": "finish", "seeds": seeds}])
+            judge = judge.now
+        seeds = judge.ledger.of("finish")[0].content["seeds"]
+        arms = {BASELINE: judge.baseline(0), TRY: judge.baseline(keeps)}
+        judge.runner.compute(judge.folder / "finish", arms, seeds, tested=True)
+    if (gain := judge.gain()) is None:
+        raise UserError(f"A run in {judge.folder / 'finish'} did not end with a finite metric.")
+    return gain
+
+
+def _changed(judge: Judge, files: Sequence[Path], sets: Sequence[str]) -> Config:
+    """Returns the config of a try; raises UserError or ConfigError if it cannot be tried."""
+    baseline = judge.baseline(len(judge.keeps))
+    config = load([baseline, *files], sets=sets)
+    Builder(config, judge.runner.vocabulary).check()
+    return config
+
+
+def _enter(judge: Judge, config: Config, note: str) -> int:
+    """Notes a try in the ledger, and returns its number; UserError if it must not be tried."""
+    if judge.decided >= judge.rules.most_tries:
+        raise UserError(
+            f"The referee in {judge.folder} has decided {plural(judge.decided, 'try')}, as many as"
+            " its rules allow: finish it, and start another one with the last of baselines/."
+        )
+    baseline = len(judge.keeps)
+    both = {BASELINE: load([judge.baseline(baseline)]), TRY: config}
+    found = differing(both, judge.runner.vocabulary)
+    if not found:
+        raise UserError("The change changes nothing of the baseline.")
+    free = [*(path for path in FREE if path not in FIXED), *judge.rules.free]
+    for path, values in found.items():
+        if not is_under(path, free):
+            raise UserError(
+                f"A try must not change {path}, here from {values[BASELINE]} to {values[TRY]}:"
+                f" it may change {joined(free)}."
+            )
+    number, text = len(judge.tries) + 1, dump(config.root).encode()
+    folder = judge.folder / f"tries/{number:04}"
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "config.yaml", text)
+    event = {"event": "try", "number": number, "config": sha256(text), "baseline": baseline}
+    append(judge.folder, [{**event, "note": note, "paths": list(found)}])
+    return number
+
+
+def _go_on(judge: Judge, each: Try) -> Try:
+    """Judges a try that is in the ledger, from where it was interrupted."""
+    try:
+        ended = _screened(judge, each)
+        while ended is None:
+            ended = _decided(judge, each)
+            judge = judge.now
+            each = judge.tries[-1]
+    except NotPlanned as error:  # in shapes or values, which reading its file does not show
+        return _end(judge, each, "discard", "plan", f"It cannot be computed: {error}")
+    return ended
+
+
+def _screened(judge: Judge, each: Try) -> Try | None:
+    """Computes a try on known seeds; returns it ended if that is enough, or else None."""
+    if each.seeds:
+        return None
+    seeds, before = _known(judge, each)
+    folder, config = judge.place(each) / "screen", judge.config(each)
+    judge.runner.plan(folder, {TRY: config}, seeds)
+    most = judge.rules.most_flops
+    first = referee_runs.flops_of_runs(judge.folder / "noise")
+    own = referee_runs.flops_of_runs(folder)
+    if own > most * first:
+        why = (
+            f"A run of it takes {own / first:.3g} times the FLOPs of one of the first baseline, and"
+            f" the rules allow {most:g} times."
+        )
+        return _end(judge, each, "discard", "plan", why)
+    if edited := _edited(judge, each, folder):
+        why = (
+            f"{joined(edited)} is not as when the baseline ran with it, so that both would change:"
+            " restore it, and write what is new into functions of their own."
+        )
+        return _end(judge, each, "discard", "plan", why)
+    if not judge.rules.screen:
+        return None
+    judge.runner.compute(folder, {TRY: config}, seeds)
+    runs = judge.runner.runs(folder)[TRY]
+    if failed := [run.name for run in runs.values() if run.end == "failed"]:
+        return _end(judge, each, "discard", "screen", f"{failed[0]} in {folder} failed.")
+    mean = float(np.mean([judge.runner.gain(before[seed], runs[seed]) for seed in seeds]))
+    if judge.won(mean):
+        return None
+    why = "one diverged" if mean == -math.inf else f"improvement {mean:.3g} in the mean"
+    why = f"Of {plural(len(seeds), 'run')} on known seeds: {why}."
+    return _end(judge, each, "discard", "screen", why)
+
+
+def _known(judge: Judge, each: Try) -> tuple[list[int], Mapping[int, Any]]:
+    """Returns the seeds of the screen, and the runs of the baseline on them."""
+    if each.baseline:  # it was a try itself, and has run on seeds that are known now
+        kept = judge.keeps[each.baseline - 1]
+        runs = judge.runner.runs(judge.place(kept) / "pairs")[TRY]
+    else:
+        runs = judge.runner.runs(judge.folder / "noise")[BASELINE]
+    return [*runs][: max(1, judge.rules.screen)], runs
+
+
+def _edited(judge: Judge, each: Try, folder: Path) -> list[str]:
+    """Returns the user's code that was edited since the baseline ran with it."""
+    if each.baseline:
+        before = judge.keeps[each.baseline - 1].code
+    else:
+        before = referee_runs.code(judge.folder / "noise")
+    found = referee_runs.code(folder)
+    return [x for x in differing_files(before, found) if x in before and x in found]
+
+
+def _decided(judge: Judge, each: Try) -> Try | None:
+    """Returns a try that its pairs end, or None once it has more of them."""
+    verdict, wins, losses = judge.verdict_of(each)
+    left = judge.rules.pairs - wins - losses
+    count = f"{plural(wins, 'pair')} won, {losses} lost"
+    if verdict != "undecided":
+        return _end(judge, each, verdict, "pairs", f"{count}.")
+    if not (more := each.levels.pairs_to_decision(wins, losses, left)):
+        why = f"{count}: the {left} that are left cannot decide that it is kept."
+        return _end(judge, each, "undecided", "pairs", why)
+    wanted = wins + losses + min(left, max(more, _AT_ONCE)) - len(each.seeds)
+    if new := [*_draw(judge, each.line, wanted, len(each.seeds))]:
+        append(judge.folder, [{"event": "seeds", "number": each.number, "seeds": new}])
+    folder, seeds = judge.place(each) / "pairs", (*each.seeds, *new)
+    arms = {BASELINE: judge.baseline(each.baseline), TRY: judge.config(each)}
+    judge.runner.compute(folder, arms, seeds)
+    for name, runs in judge.runner.runs(folder).items():
+        failed = [run.name for run in runs.values() if run.end == "failed"]
+        if failed and name == TRY:
+            return _end(judge, each, "discard", "pairs", f"{failed[0]} in {folder} failed.")
+        if failed:
+            raise UserError(
+                f"{failed[0]} in {folder} failed, which is a run of the baseline: see run.json"
+                f" there. python -m trainer sweep work {folder} --failed computes it again."
+            )
+    return None
+
+
+def _draw(judge: Judge, line: str, count: int, first: int) -> Iterator[int]:
+    """Yields seeds that were never used, from the secret and the hash of a line."""
+    file = judge.folder / SECRET_FILE
+    secret = read_regular(file) if file.exists() else b""
+    if sha256(secret) != judge.ledger.of("start")[0].content["secret"]:
+        what = "was changed" if secret else "is missing"
+        raise UserError(f"{file} {what}: restore it to draw seeds.")
+    used = {*read_plan(judge.folder / "noise").seeds, *(x for y in judge.tries for x in y.seeds)}
+    while count > 0:
+        drawn = hmac.digest(secret, f"{line} {first}".encode(), "sha256")
+        first += 1
+        if (seed := int.from_bytes(drawn[:4], "big")) not in used:
+            used.add(seed)
+            count -= 1
+            yield seed
+
+
+def _end(judge: Judge, each: Try, verdict: str, stage: str, why: str) -> Try:
+    """Notes the end of a try, and makes the next baseline of one that is kept."""
+    if verdict == "keep":
+        file = judge.folder / f"baselines/{each.baseline + 1:04}.yaml"
+        replace_file(file, read_regular(judge.config(each)))
+    ran = judge.place(each) / ("pairs" if stage == "pairs" else "screen")
+    code = referee_runs.code(ran) if (ran / "plan.json").exists() else {}
+    event = {"event": "end", "number": each.number, "verdict": verdict, "stage": stage}
+    append(judge.folder, [{**event, "why": why, "code": code}])
+    return judge.now.tries[-1]
