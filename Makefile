@@ -39,7 +39,7 @@ help:
 	@echo 'make golden  compare all that the working tree computes with COMMIT (a quarter of an hour)'
 	@echo 'make chaos   kill a run 100 times, stop it 30 times, compare its bits (ten minutes)'
 	@echo 'make chaos_sweep  kill the workers of sweeps 200 times, and disturb those of two hosts in every'
-	@echo '                  way at once; compare every trial'
+	@echo '                  way at once, and kill a referee 40 times; compare every trial'
 	@echo 'make chaos_distributed  kill, stop or break one of three processes, and kill one of four at seven moments'
 	@echo 'make fuzz_sweep  damage files of sweeps 5,000 times, read them with every command (an hour)'
 	@echo 'make power_loss  cut the power of a run after each file operation, and restart it from what is left (5 minutes)'
@@ -148,6 +148,7 @@ chaos: $(VENV)/.test
 chaos_sweep: $(VENV)/.test
 	$(RUN) -m tests.chaos_sweep $(ARGS)
 	$(RUN) -m tests.chaos_hosts
+	$(RUN) -m tests.chaos_referee
 
 chaos_distributed: $(VENV)/.test
 	CHAOS=1 $(RUN) -m pytest tests/train/test_distributed.py tests/train/test_process_meshes.py $(ARGS)
