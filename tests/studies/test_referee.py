@@ -1,6 +1,7 @@
 """The referee: what decides about a change, on which seeds, and what it refuses."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from experiments.calibration.referee import PAIRS, Decisions, loops, referee, screened
+from experiments.calibration.referee import PAIRS, Decisions, loops, referee, screened, table
 from tests import runs
 from trainer.__main__ import main
 from trainer.report.statistics.keeps import Levels, e_of_wins, pairs_needed, typical_difference
@@ -134,6 +135,25 @@ def test_false_keeps_are_rare_and_real_ones_are_kept() -> None:
     null, some = loops(referee, 0.0, count=40), loops(screened, 0.1, count=40)
     assert null.any_false <= 0.1 + 2 * math.sqrt(0.09 / 40)
     assert some.false <= 0.1 and some.real > 17
+
+
+@pytest.mark.long
+def test_the_table_of_the_page_is_what_the_simulation_prints() -> None:
+    def cells(text: str) -> list[list[str]]:
+        lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+        return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+    page = (runs.ROOT / "docs/referee.md").read_text()
+    shown = cells(page.partition("<!-- referee: begin -->")[2].partition("<!-- referee: end")[0])
+    found = cells(table(count=60))
+    assert [row[:3] for row in shown] == [row[:3] for row in found] and len(shown) == 24
+    for (*_, real, false, _, computed), again in zip(shown, found, strict=True):
+        assert float(again[3]) == pytest.approx(float(real), abs=1.2)
+        assert float(again[4]) == pytest.approx(float(false), abs=0.2 if real == "0.0" else 0.04)
+        numbers = [int(each.replace(",", "")) for each in (again[6], computed)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=0.04)
+        if not any(word in " ".join(again[:2]) for word in ("one seed", "p <", "same seeds")):
+            assert float(false) <= 0.1
 
 
 # A referee, in a folder.
@@ -291,13 +311,32 @@ def test_pairs_count_in_the_order_of_their_seeds(kept: Path, monkeypatch) -> Non
     assert read.pairs(each).seeds == each.seeds[:2]
 
 
+def test_a_run_that_failed_discards_a_change_and_never_counts_for_it(
+    kept: Path, monkeypatch
+) -> None:
+    read = _read(kept)
+    each = read.tries[0]
+    found = read.runner.runs(kept / "tries/0001/pairs")
+    monkeypatch.setattr(referee_runs.Runner, "runs", lambda *_: found)
+    assert read.verdict_of(each)[0] == "keep"
+
+    def fail(arm: str, seed: int) -> None:
+        summary = dataclasses.replace(found[arm][seed].summary, end="failed", metrics={})
+        found[arm][seed] = dataclasses.replace(found[arm][seed], summary=summary)
+
+    fail("baseline", each.seeds[0])  # would be an infinite gain
+    assert read.pairs(each).gains == () and read.verdict_of(each)[0] == "undecided"
+    fail("try", each.seeds[-1])
+    assert read.verdict_of(each)[0] == "discard"
+
+
 def test_only_finish_sees_test_data(begun: Path, kept: Path, capsys) -> None:
     assert "no gain to measure" in runs.refused(capsys, "referee", "finish", begun)
     judge = kept
     rows = [file.read_text() for file in judge.rglob("metrics.jsonl")]
     assert rows and not any("eval/" in text for text in rows)
     said = runs.printed(capsys, "referee", "finish", judge, "--pairs=3")
-    assert "On 3 fresh seeds the last baseline is better than the first by" in said
+    assert "On 3 fresh seeds the mean improvement of the last baseline over the first is" in said
     assert "test/loss: " in said
     gain = _read(judge).gain()
     assert gain is not None and gain.validation.value > 0.1

@@ -118,6 +118,7 @@ class TryPairs(NamedTuple):
 
     seeds: tuple[int, ...]
     gains: tuple[float, ...]  # by how much the run with the change is better; -inf if it diverged
+    failed: str = ""  # a run with the change that failed; "" if none did
 
 
 @dataclass(frozen=True)
@@ -240,18 +241,24 @@ class Judge:
 
     def pairs(self, each: Try) -> TryPairs:
         """Returns the pairs of a try up to the first one that has not ended."""
-        # Not all that have ended: which runs end first may depend on how they go.
+        # Not all that have ended: which runs end first may depend on how they go. A run of the
+        # baseline that failed has to be computed again.
         folder = self.place(each) / "pairs"
         if not (folder / "plan.json").exists():
             return TryPairs((), ())
         runs = self.runner.runs(folder)
         first, second = (runs[name] for name in (BASELINE, TRY))
-        seeds = (*itertools.takewhile(lambda seed: seed in first and seed in second, each.seeds),)
-        return TryPairs(seeds, tuple(self.runner.gain(first[x], second[x]) for x in seeds))
+        ended = {x for x in first.keys() & second.keys() if first[x].end != "failed"}
+        seeds = (*itertools.takewhile(ended.__contains__, each.seeds),)
+        gains = tuple(self.runner.gain(first[x], second[x]) for x in seeds)
+        failed = (run.name for run in second.values() if run.end == "failed")
+        return TryPairs(seeds, gains, next(failed, ""))
 
     def verdict_of(self, each: Try) -> tuple[str, int, int]:
         """Computes the verdict of a try from its runs again, with its wins and losses."""
-        return each.levels.judge(self.won(gain) for gain in self.pairs(each).gains)
+        pairs = self.pairs(each)
+        verdict, wins, losses = each.levels.judge(self.won(gain) for gain in pairs.gains)
+        return "discard" if pairs.failed else verdict, wins, losses
 
     def won(self, gain: float) -> bool:
         """Returns whether a pair with this improvement is won."""

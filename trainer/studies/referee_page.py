@@ -69,9 +69,7 @@ def _runs(judge: Judge, each: Try, name: str) -> list[Any]:
 def check_verdicts(judge: Judge) -> None:
     """Computes the verdicts of all tries from their runs; UserError if the ledger has others."""
     for each in judge.tries:
-        if each.stage != "pairs" or "failed" in each.why:
-            continue
-        if (found := judge.verdict_of(each)[0]) != each.verdict:
+        if each.stage == "pairs" and (found := judge.verdict_of(each)[0]) != each.verdict:
             raise UserError(
                 f"The ledger says {each.verdict} of try {each.number}, and its runs say {found}:"
                 f" files in {judge.place(each)} were changed, or the ledger was."
@@ -103,9 +101,8 @@ def found_sentences(judge: Judge) -> list[str]:
         low, high = gain.validation.low, gain.validation.high
         within = "" if low is None or high is None else f", 95% from {low:.3g} to {high:.3g}"
         lines.append(
-            f"On {plural(gain.validation.n, 'fresh seed')} the last baseline is better than the"
-            f" first by {gain.validation.value:.3g}{within}, in {rules.goal.metric} on the"
-            " validation split."
+            f"On {plural(gain.validation.n, 'fresh seed')} the mean improvement of the last"
+            f" baseline over the first is {gain.validation.value:.3g}{within}, in {rules.goal.row}."
         )
         for split, (first, then) in gain.scores.items():
             lines.append(f"{split}/{rules.goal.metric}: {first:.4g}, and at last {then:.4g}.")
@@ -115,6 +112,10 @@ def found_sentences(judge: Judge) -> list[str]:
             f"The next try is kept at an e-value of {judge.next_levels.keep:.4g}, and"
             f" {plural(left, 'try')} more can be decided."
         )
+    lines.append(
+        f"The last hash of the ledger is {judge.ledger.head}. Once it is published, nobody can"
+        " change what was before it unseen."
+    )
     return lines
 
 

@@ -206,11 +206,13 @@ def _screened(judge: Judge, each: Try) -> Try | None:
     runs = judge.runner.runs(folder)[TRY]
     if failed := [run.name for run in runs.values() if run.end == "failed"]:
         return _end(judge, each, "discard", "screen", f"{failed[0]} in {folder} failed.")
-    mean = float(np.mean([judge.runner.gain(before[seed], runs[seed]) for seed in seeds]))
-    if judge.won(mean):
+    gains = [judge.runner.gain(before[seed], runs[seed]) for seed in seeds]
+    if diverged := gains.count(-math.inf):
+        why = f"{diverged} of its {plural(len(seeds), 'run')} on known seeds diverged."
+        return _end(judge, each, "discard", "screen", why)
+    if judge.won(mean := float(np.mean(gains))):
         return None
-    why = "one diverged" if mean == -math.inf else f"improvement {mean:.3g} in the mean"
-    why = f"Of {plural(len(seeds), 'run')} on known seeds: {why}."
+    why = f"It is better by {mean:.3g} in the mean of {plural(len(seeds), 'run')} on known seeds."
     return _end(judge, each, "discard", "screen", why)
 
 
@@ -240,7 +242,8 @@ def _decided(judge: Judge, each: Try) -> Try | None:
     left = judge.rules.pairs - wins - losses
     count = f"{plural(wins, 'pair')} won, {losses} lost"
     if verdict != "undecided":
-        return _end(judge, each, verdict, "pairs", f"{count}.")
+        failed = judge.pairs(each).failed
+        return _end(judge, each, verdict, "pairs", f"{failed} failed." if failed else f"{count}.")
     if not (more := each.levels.pairs_to_decision(wins, losses, left)):
         why = f"{count}: the {left} that are left cannot decide that it is kept."
         return _end(judge, each, "undecided", "pairs", why)
@@ -250,15 +253,12 @@ def _decided(judge: Judge, each: Try) -> Try | None:
     folder, seeds = judge.place(each) / "pairs", (*each.seeds, *new)
     arms = {BASELINE: judge.baseline(each.baseline), TRY: judge.config(each)}
     judge.runner.compute(folder, arms, seeds)
-    for name, runs in judge.runner.runs(folder).items():
-        failed = [run.name for run in runs.values() if run.end == "failed"]
-        if failed and name == TRY:
-            return _end(judge, each, "discard", "pairs", f"{failed[0]} in {folder} failed.")
-        if failed:
-            raise UserError(
-                f"{failed[0]} in {folder} failed, which is a run of the baseline: see run.json"
-                f" there. python -m trainer sweep work {folder} --failed computes it again."
-            )
+    runs = judge.runner.runs(folder)[BASELINE].values()
+    if failed := [run.name for run in runs if run.end == "failed"]:
+        raise UserError(
+            f"{failed[0]} in {folder} failed, which is a run of the baseline: see run.json there."
+            f" python -m trainer sweep work {folder} --failed computes it again."
+        )
     return None
 
 
