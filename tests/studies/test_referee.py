@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hmac
 import io
 import itertools
 import json
@@ -252,6 +253,9 @@ def test_a_change_is_kept_by_fresh_pairs_and_is_the_next_baseline(kept: Path, ca
     seeds = _read(judge).tries[0].seeds
     assert len({*seeds}) == len(seeds) and not {*seeds} & {0, 1, 2, 3}
     assert {*read_plan(judge / "tries/0001/pairs").seeds} == {*seeds}
+    secret, line = (judge / "secret").read_bytes(), _read(judge).tries[0].line
+    hashes = [hmac.new(secret, f"{line} {n}".encode(), "sha256") for n in range(len(seeds))]
+    assert [*seeds] == [int(each.hexdigest()[:8], 16) for each in hashes]
     assert stat.S_IMODE((judge / "secret").stat().st_mode) == 0o600
     # The next try needs less, is laid over what was kept, and is screened on seeds known by now.
     found = _tried(capsys, judge, "--set", NONE, code=3)
