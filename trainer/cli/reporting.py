@@ -123,7 +123,12 @@ def _left_out(lines: Mapping[str, "Line"], arguments: argparse.Namespace) -> str
 
 
 def challenge(arguments: argparse.Namespace) -> int:
-    """Checks an entry, writes the history, or finds a sigma for the rule."""
+    """Checks an entry, writes the history, finds a sigma, or judges published results."""
+    if arguments.action == "import":
+        from trainer.studies.track3 import read_track, track_lines
+
+        show("\n".join(track_lines(read_track(Path(arguments.folder)))))
+        return DONE
     if arguments.action == "sigma":
         from trainer.studies.challenge import sigma_of
 
