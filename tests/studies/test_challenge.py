@@ -2,12 +2,16 @@
 
 import json
 import math
+import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import runs, short
 from tests.sweep.test_sweep_plan import DEEP
@@ -406,3 +410,46 @@ def test_the_table_of_the_race_is_computed_in_a_fresh_clone(tmp_path, monkeypatc
     there = (x for x in Path(race).rglob("*") if x.is_file())
     assert sorted(x.as_posix() for x in there) == sorted(files)
     assert sum(Path(name).stat().st_size for name in files) < 1_000_000
+
+
+def test_the_workflow_of_the_page_checks_the_entries_that_a_branch_adds(race: Path, tmp_path: Path):
+    page = (ROOT / "docs/challenges.md").read_text()
+    (text,) = re.findall(r"```yaml\n(name: entries\n.*?)```", page, re.DOTALL)
+    workflow = yaml.safe_load(text)
+    # YAML 1.1 reads the key `on` as true; GitHub does not.
+    assert workflow[True] == "pull_request" and workflow["permissions"] == {"contents": "read"}
+    (step,) = (x for x in workflow["jobs"]["check"]["steps"] if "BASE" in x.get("env", {}))
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def checked(base: str) -> subprocess.CompletedProcess[str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = runs.environment(BASE=base, PATH=path)
+        command = ["bash", "-e", "-c", step["run"]]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    git("init", "-q")
+    for name in ("baseline.yaml", "challenge.yaml", "entries/0003_faster"):
+        copy = shutil.copytree if (race / name).is_dir() else shutil.copy
+        (tmp_path / "race/entries").mkdir(parents=True, exist_ok=True)
+        copy(race / name, tmp_path / "race" / name)
+    git("add", ".")
+    git("commit", "-qm", "The race")
+    base = git("rev-parse", "HEAD")
+    shutil.copytree(race / "entries/0002_fast", tmp_path / "race/entries/0002_fast")
+    git("rm", "-rq", "race/entries/0003_faster")
+    git("add", ".")
+    git("commit", "-qm", "An entry, and one less")
+    done = checked(base)
+    assert done.returncode == 0 and done.stdout.count("0002_fast: AdamW") == 1, done.stderr
+    assert "0003" not in done.stdout + done.stderr
+    shutil.copytree(race / "entries/0001_slow", tmp_path / "race/entries/0001_slow")
+    git("add", ".")
+    git("commit", "-qm", "One that does not reach the target")
+    done = checked(base)
+    assert done.returncode == 1 and "0001_slow" in done.stdout and "0002_fast" in done.stdout

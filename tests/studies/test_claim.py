@@ -8,7 +8,9 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_origin, get_type_hints
 
+import jsonschema
 import pytest
 from scipy import stats
 
@@ -18,6 +20,7 @@ from trainer.__main__ import main
 from trainer.messages import UserError
 from trainer.studies import claim_segments
 from trainer.studies.claim import (
+    FORMAT,
     Checked,
     Claim,
     Wanted,
@@ -134,6 +137,35 @@ def test_a_claim_has_the_verdict_and_the_hashes_of_the_evidence(computed):
     last = (computed / "sweep" / "ledger.jsonl").read_text().splitlines()[-1]
     assert claim.ledger == json.loads(last)["hash"]
     assert claim.verdict and claim.environment["jax"] and claim.data != [""]
+
+
+SCHEMA = runs.ROOT / "docs" / "claim.schema.json"
+
+
+def test_the_schema_has_the_fields_of_a_claim_and_their_types():
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    properties = {**schema["properties"], "format": {"description": "-", "type": "integer"}}
+    digest = schema["$defs"]["sha256"]["type"]
+    kinds = {x: digest if "$ref" in each else each["type"] for x, each in properties.items()}
+    names = {int: "integer", str: "string", list: "array", dict: "object"}
+    hints = get_type_hints(Claim)
+    assert kinds == {x: names[get_origin(hint) or hint] for x, hint in hints.items()}
+    assert schema["required"] == [*hints]
+    assert all(len(each["description"]) > 10 for each in schema["properties"].values())
+    assert schema["properties"]["format"]["const"] == FORMAT
+
+
+def test_claims_fit_the_schema_and_others_do_not(computed):
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    files = [computed / "claim.json", *(runs.ROOT / "experiments").rglob("claim.json")]
+    assert len(files) > 5
+    for file in files:
+        validator.validate(json.loads(file.read_text()))
+    claim = json.loads(files[0].read_text())
+    for wrong in ({"format": 2}, {"plan": "0f"}, {"runs": "all"}, {"verdict": []}, {"more": 1}):
+        assert not validator.is_valid({**claim, **wrong})
+    assert not validator.is_valid({x: each for x, each in claim.items() if x != "ledger"})
 
 
 def test_a_claim_is_not_verified_with_other_code(tmp_path, monkeypatch):
