@@ -46,6 +46,7 @@ most_tries: 10
 noise: 4
 title: Digits
 """
+CHANGE = "optimizer.learning_rate: 0.001 -> 0.02"
 GOOD, NONE = "optimizer.learning_rate=0.02", "optimizer.weight_decay=2e-4"
 
 
@@ -241,7 +242,7 @@ def test_a_change_is_kept_by_fresh_pairs_and_is_the_next_baseline(kept: Path, ca
     found = json.loads(runs.printed(capsys, "referee", "status", judge, "--json"))
     assert found["verdict"] == "keep" and found["note"] == "a larger rate"
     wins = found["wins"]
-    assert found["losses"] == 0 and found["changes"] == ["optimizer.learning_rate"]
+    assert found["losses"] == 0 and found["changes"] == [CHANGE]
     # 10 / (0.1 * 1) tries: the first number of wins in a row whose e-value is 100.
     assert found["e_value_to_keep"] == 100.0 and e_of_wins(wins, 0) >= 100 > e_of_wins(wins - 1, 0)
     assert found["runs"] == 4 + 2 * len(_read(judge).tries[0].seeds)

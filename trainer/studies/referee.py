@@ -42,7 +42,7 @@ BASELINE, TRY = "baseline", "try"
 FIRST = "baselines/0000.yaml"
 EVENTS: Mapping[str, Mapping[str, type]] = {
     "start": {"rules": str, "baseline": str, "secret": str},
-    "try": {"number": int, "config": str, "baseline": int, "note": str, "paths": list},
+    "try": {"number": int, "config": str, "baseline": int, "note": str, "changes": list},
     "seeds": {"number": int, "seeds": list},
     "end": {"number": int, "verdict": str, "stage": str, "why": str, "code": dict},
     "finish": {"seeds": list},
@@ -129,7 +129,7 @@ class Try:
     config: str  # the hash of its config
     baseline: int  # the number of the baseline that it was laid over
     note: str
-    paths: tuple[str, ...]  # that it changes
+    changes: tuple[str, ...]  # such as "optimizer.learning_rate: 0.001 -> 0.02"
     line: str  # the hash of its line in the ledger, with which its seeds are drawn
     levels: Levels
     seeds: tuple[int, ...] = ()  # those that decide, as far as they are drawn
@@ -191,8 +191,8 @@ class Judge:
             if entry.event == "try":
                 given = {x: content[x] for x in ("number", "config", "baseline", "note")}
                 levels = self._levels(found)
-                paths, line = tuple(content["paths"]), content["hash"]
-                found.append(Try(**given, paths=paths, line=line, levels=levels))
+                changes, line = tuple(content["changes"]), content["hash"]
+                found.append(Try(**given, changes=changes, line=line, levels=levels))
             elif entry.event == "seeds":
                 found[-1] = replace(found[-1], seeds=(*found[-1].seeds, *content["seeds"]))
             elif entry.event == "end":

@@ -33,7 +33,7 @@ def result(judge: Judge, each: Try) -> dict[str, Any]:
         "decided_by": each.stage or None,
         "why": each.why,
         "baseline": each.baseline,
-        "changes": list(each.paths),
+        "changes": list(each.changes),
         "wins": wins,
         "losses": losses,
         "e_value": float(e_of_wins(wins, losses)),
@@ -165,7 +165,7 @@ def _table(results: list[dict[str, Any]]) -> Table:
         Column("runs", "runs", "integer"): of("runs"),
         Column("seconds", "time", "seconds"): of("seconds"),
         Column("note", "note"): lambda x: x["note"] or None,
-        Column("changes", "changes"): lambda x: ", ".join(x["changes"]),
+        Column("changes", "changes"): lambda x: "; ".join(x["changes"]),
         Column("why", "why"): of("why"),
     }
     note = (

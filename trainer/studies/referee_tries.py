@@ -161,7 +161,8 @@ def _enter(judge: Judge, config: Config, note: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "config.yaml", text)
     event = {"event": "try", "number": number, "config": sha256(text), "baseline": baseline}
-    append(judge.folder, [{**event, "note": note, "paths": list(found)}])
+    changes = [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()]
+    append(judge.folder, [{**event, "note": note, "changes": changes}])
     return number
 
 
