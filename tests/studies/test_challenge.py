@@ -453,3 +453,28 @@ def test_the_workflow_of_the_page_checks_the_entries_that_a_branch_adds(race: Pa
     git("commit", "-qm", "One that does not reach the target")
     done = checked(base)
     assert done.returncode == 1 and "0001_slow" in done.stdout and "0002_fast" in done.stdout
+
+
+def test_an_exported_entry_prints_its_log(race: Path, tmp_path: Path, capsys):
+    entry, script = race / "entries/0002_fast", tmp_path / "fast.py"
+    runs.printed(capsys, "challenge", "export", entry, f"--output={script}")
+    assert "exists" in runs.refused(capsys, "challenge", "export", entry, f"--output={script}")
+    text = script.read_text()
+    head, _, log = text.partition("# The published runs:\n")
+    published = [line.removeprefix("# ") for line in log.splitlines()]
+    assert len(published) == 4 * 4  # seeds, evaluations
+    rows = [x for x in iterate_metrics(entry / "sweep/trials/one/0000/0") if "validation/loss" in x]
+    assert published[3] == f"seed 0 step 20 validation/loss {rows[-1]['validation/loss']!r}"
+    assert "AdamW" in head and "By A. Person." in head
+    short_one = head.replace("SEEDS = [0, 1, 2, 3]", "SEEDS = [2]")
+    assert short_one != head
+    script.write_text(short_one)
+    printed = runs.python(str(script), cwd=tmp_path, JAX_PLATFORMS="cpu")
+    assert printed.splitlines() == published[8:12]
+
+
+def test_an_entry_that_is_not_complete_has_no_script(race: Path, tmp_path: Path, capsys):
+    shutil.copytree(race, tmp_path / "race")
+    entry = tmp_path / "race/entries/0002_fast"
+    shutil.rmtree(entry / "sweep/trials/one/0000/3")
+    assert "has not ended" in runs.refused(capsys, "challenge", "export", entry)

@@ -123,7 +123,9 @@ def _left_out(lines: Mapping[str, "Line"], arguments: argparse.Namespace) -> str
 
 
 def challenge(arguments: argparse.Namespace) -> int:
-    """Checks an entry, writes the history, finds a sigma, or judges published results."""
+    """Checks an entry, writes it or the history, finds a sigma, or judges published results."""
+    if arguments.action == "export":
+        return _export(arguments)
     if arguments.action == "import":
         from trainer.studies.track3 import read_track, track_lines
 
@@ -167,6 +169,21 @@ def _check_entry(arguments: argparse.Namespace) -> int:
     if said := confirmation_of(rules, entry, doubting).sentence:
         show(said)
     show("This compares files with each other; nothing was computed again.")
+    return DONE
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    """Writes an entry as a script, unless there is such a file."""
+    from trainer.studies.challenge import read_challenge
+    from trainer.studies.challenge_export import exported
+
+    folder = Path(arguments.entry).absolute()
+    text = exported(read_challenge(folder.parent.parent), folder)
+    file = Path(arguments.output or f"{folder.name}.py")
+    if file.exists():
+        raise UserError(f"{file} exists: remove it, or choose another --output.")
+    file.write_text(text, encoding="utf-8")
+    show(f"{file}: the config, the seeds and the log of {folder.name}; python {file} repeats it.")
     return DONE
 
 

@@ -117,7 +117,7 @@ class Rules:
 
     def doubting(self, name: str) -> list[Path]:
         """The folders of the entries that doubt one."""
-        return [x for x in self.entries if _read_text(x / ENTRY_FILE).doubts == name]
+        return [x for x in self.entries if read_entry_text(x).doubts == name]
 
     def grid(self, steps: int) -> list[int]:
         """The steps after which a run of so many steps is evaluated; raises UserError."""
@@ -189,7 +189,7 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
     # default arguments included, and the rows with the target. It does not compute the runs again.
     # `vocabulary` are packages of the entry's own, whose functions its config names. Raises
     # UserError if the folder is not that of an entry, or a file of it cannot be read.
-    text = _read_text(folder / ENTRY_FILE)
+    text = read_entry_text(folder)
     plan = read_plan(folder / "sweep")
     check_vocabulary(folder / "sweep", plan, vocabulary)
     workload = read_sweep_results(folder / "sweep")
@@ -218,8 +218,9 @@ def check_entry(rules: Rules, folder: Path, vocabulary: Sequence[str] = ()) -> E
     return Entry(folder.name, text, tuple(offences), found, tuple(changes), packages, values)
 
 
-def _read_text(file: Path) -> EntryText:
-    """Reads entry.yaml."""
+def read_entry_text(folder: Path) -> EntryText:
+    """Reads the entry.yaml of an entry; raises UserError if it is missing or wrong."""
+    file = folder / ENTRY_FILE
     known = [field.name for field in dataclasses.fields(EntryText)]
     try:
         node = read(read_regular(file).decode(), Source(str(file), 1))
@@ -285,7 +286,7 @@ def _against_doubted(
     if (folder := rules.folder / "entries" / text.doubts) not in rules.entries:
         yield f"It doubts {text.doubts}, which is no entry."
         return
-    older, by = read_plan(folder / "sweep"), _read_text(folder / ENTRY_FILE).by
+    older, by = read_plan(folder / "sweep"), read_entry_text(folder).by
     if text.by.strip().casefold() in ("", by.strip().casefold()):
         yield f"It doubts {text.doubts}, and its by must name somebody else than {by!r}."
     if common := sorted({*plan.seeds} & {*older.seeds}):
