@@ -470,7 +470,10 @@ def test_an_exported_entry_prints_its_log(race: Path, tmp_path: Path, capsys):
     assert short_one != head
     script.write_text(short_one)
     printed = runs.python(str(script), cwd=tmp_path, JAX_PLATFORMS="cpu")
-    assert printed.splitlines() == published[8:12]
+    # The tests have computed the entry in a process with other numbers of threads.
+    for ours, theirs in zip(printed.splitlines(), published[8:12], strict=True):
+        (words, value), (of_log, logged) = (x.rsplit(" ", 1) for x in (ours, theirs))
+        assert words == of_log and float(value) == pytest.approx(float(logged), rel=1e-5)
 
 
 def test_an_entry_that_is_not_complete_has_no_script(race: Path, tmp_path: Path, capsys):
