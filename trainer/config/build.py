@@ -365,7 +365,11 @@ def unknown_at_root(root: Call, function: Function, name: str, paths: Iterable[s
     below = [path for path in paths if path.endswith(f".{name}")]
     elsewhere = f" This config has {name} at {listing(below, 4)}." if below else ""
     own = LANGUAGES[root.name]
-    for other in LANGUAGES.values():
+    # The kind that has the most of its arguments comes first.
+    for other in sorted(
+        LANGUAGES.values(),
+        key=lambda x: -len({*root.kwargs} & {*Vocabulary(language=x).function(x.root).parameters}),
+    ):
         if other is own or name not in Vocabulary(language=other).function(other.root).parameters:
             continue
         if not difflib.get_close_matches(name, function.parameters, 1, 0.85):
