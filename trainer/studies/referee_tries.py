@@ -148,7 +148,8 @@ def _enter(judge: Judge, config: Config, note: str) -> int:
     both = {BASELINE: load([judge.baseline(baseline)]), TRY: config}
     found = differing(both, judge.runner.vocabulary)
     if not found:
-        raise UserError("The change changes nothing of the baseline.")
+        since = f", as try {judge.keeps[-1].number} has left it" if baseline else ""
+        raise UserError(f"The change changes nothing of the baseline{since}.")
     free = [*(path for path in FREE if path not in FIXED), *judge.rules.free]
     for path, values in found.items():
         if not is_under(path, free):
