@@ -305,8 +305,8 @@ class Experiment:
         if not wanted or not set(wanted) <= set(whole_splits(sizes)):
             raise ValueError(
                 f"eval_splits is {list(wanted)}, but the data set has {joined(whole_splits(sizes))}"
-                " to evaluate: name one of them, or remove eval_splits to evaluate all. The data sets"
-                " of Lockstep have a validation split with data.validation=0.1."
+                " to evaluate: name one of them, or remove eval_splits to evaluate all. With"
+                " data.validation=0.1 data sets of Lockstep have a validation split."
             )
         return {x: size for x, size in sizes.items() if x.partition("/")[0] in wanted}
 

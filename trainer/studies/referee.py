@@ -32,9 +32,9 @@ from trainer.messages import UserError, joined
 from trainer.report.statistics.decide import needed_range
 from trainer.report.statistics.estimates import Estimate, mean_interval, spread
 from trainer.report.statistics.keeps import Levels, pairs_needed
-from trainer.studies.referee_runs import Runner, sha256
+from trainer.studies.referee_runs import Runner
 from trainer.sweep.definition import Goal
-from trainer.sweep.ledger import LEDGER_FILE, Ledger, read_ledger
+from trainer.sweep.ledger import LEDGER_FILE, Ledger, read_ledger, sha256
 from trainer.writers.files import read_regular
 
 RULES_FILE = "referee.yaml"

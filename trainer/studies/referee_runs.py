@@ -1,6 +1,5 @@
 """The sweeps of a referee: arms of one trial on a list of seeds, computed in worker processes."""
 
-import hashlib
 import math
 import os
 import subprocess
@@ -142,8 +141,3 @@ def flops_of_runs(folder: Path) -> int:
 def code(folder: Path) -> dict[str, str]:
     """Returns the hashes of the user's code with which a sweep was computed, by file."""
     return {name: hashes[-1] for name, hashes in versions_in(read_ledger(folder)).items()}
-
-
-def sha256(content: bytes) -> str:
-    """Returns a SHA-256 in hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()

@@ -33,9 +33,9 @@ from trainer.studies.referee import (
     build_rules,
     noise_of,
 )
-from trainer.studies.referee_runs import NotPlanned, Runner, sha256
+from trainer.studies.referee_runs import NotPlanned, Runner
 from trainer.studies.shadow import differing
-from trainer.sweep.ledger import LEDGER_FILE, append
+from trainer.sweep.ledger import LEDGER_FILE, append, sha256
 from trainer.sweep.plan_file import read_plan
 from trainer.workdir.code import differing_files
 from trainer.writers import locks

@@ -194,7 +194,7 @@ def append(folder: Path, events: Iterable[Mapping[str, Any]]) -> None:
 
 def _line(event: Mapping[str, Any], before: str) -> bytes:
     content = {**event, "before": before}
-    return f"{canonical(content | {'hash': _digest(canonical(content).encode())})}\n".encode()
+    return f"{canonical(content | {'hash': sha256(canonical(content).encode())})}\n".encode()
 
 
 def _hash_of(line: bytes) -> str:
@@ -362,7 +362,7 @@ def trial_event(place: Path, name: str) -> dict[str, Any]:
 
 def _file_event(name: str, content: bytes) -> dict[str, Any]:
     """Returns the event of a file of `CHOICES`."""
-    return {"event": CHOICES[name], "files": {name: _digest(content)}}
+    return {"event": CHOICES[name], "files": {name: sha256(content)}}
 
 
 def results_in(folder: Path) -> Iterator[str]:
@@ -398,5 +398,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def _digest(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Returns the SHA-256 of a content in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
