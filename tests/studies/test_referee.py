@@ -342,11 +342,17 @@ def test_only_finish_sees_test_data(begun: Path, kept: Path, capsys) -> None:
     assert rows and not any("eval/" in text for text in rows)
     said = runs.printed(capsys, "referee", "finish", judge, "--pairs=3")
     assert "On 3 fresh seeds the mean improvement of the last baseline over the first is" in said
-    assert "test/loss: " in said
-    gain = _read(judge).gain()
-    assert gain is not None and gain.validation.value > 0.1
-    first, last = gain.scores["validation"]
-    assert gain.validation.value == pytest.approx(first - last)
+    validation, test = _read(judge).gains()
+    assert (validation.row, test.row) == ("validation/loss", "eval/loss")
+    assert test.improvement.value == pytest.approx(test.first - test.last) and test.last < 2.3
+    losses = {
+        arm: [run.value("eval/loss") for run in of.values()]
+        for arm, of in _read(judge).runner.runs(judge / "finish").items()
+    }
+    differences = np.subtract(losses["baseline"], losses["try"])
+    interval = stats.ttest_1samp(differences, 0).confidence_interval()
+    assert (test.improvement.low, test.improvement.high) == pytest.approx(tuple(interval))
+    assert f"in eval/loss: from {test.first:.4g} to {test.last:.4g}." in said
     used = {*range(4), *_read(judge).tries[0].seeds}
     assert not used & {*read_plan(judge / "finish").seeds}
     assert "is finished" in runs.refused(capsys, "referee", "try", judge, "--set", NONE)

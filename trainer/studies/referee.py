@@ -30,12 +30,13 @@ from trainer.config.nodes import with_calls
 from trainer.config.vocabulary import REFEREE
 from trainer.messages import UserError, joined
 from trainer.report.statistics.decide import needed_range
-from trainer.report.statistics.estimates import Estimate, mean_interval, spread
+from trainer.report.statistics.estimates import Estimate, direction, mean_interval, spread
 from trainer.report.statistics.keeps import Levels, pairs_needed
 from trainer.studies.referee_runs import Runner
 from trainer.sweep.definition import Goal
 from trainer.sweep.ledger import LEDGER_FILE, Ledger, read_ledger, sha256
 from trainer.writers.files import read_regular
+from trainer.writers.lines import PREFIXES
 
 RULES_FILE = "referee.yaml"
 BASELINE, TRY = "baseline", "try"
@@ -138,20 +139,14 @@ class Try:
     why: str = ""  # as a sentence
     code: Mapping[str, str] = field(default_factory=dict)  # the user's code that it ran: its hashes
 
-    @property
-    def name(self) -> str:
-        """The name of its folder below tries/."""
-        return f"{self.number:04}"
 
+class Gain(NamedTuple):
+    """How much better the last baseline is than the first in a metric, on fresh seeds."""
 
-@dataclass(frozen=True)
-class Gain:
-    """How much better the last baseline is than the first, on seeds that were drawn for that."""
-
-    keeps: int
-    validation: Estimate  # of the mean improvement over pairs
-    test: Estimate | None  # of that on the test split; None without one
-    scores: Mapping[str, tuple[float, float]]  # split -> the mean metric of the first and the last
+    row: str  # the name of the metric in metrics.jsonl
+    improvement: Estimate  # the mean over pairs
+    first: float  # the mean of the first baseline
+    last: float  # that of the last one
 
 
 @dataclass(frozen=True)
@@ -230,7 +225,7 @@ class Judge:
 
     def place(self, each: Try) -> Path:
         """Returns the folder of a try."""
-        return self.folder / "tries" / each.name
+        return self.folder / f"tries/{each.number:04}"
 
     def config(self, each: Try) -> Path:
         """Returns the config of a try; raises UserError if it was changed."""
@@ -265,28 +260,21 @@ class Judge:
         assert self.rules.goal.relevant is not None  # `Referee` requires it
         return gain > self.rules.goal.relevant
 
-    def gain(self) -> Gain | None:
-        """Returns the gain of all keeps together; None before `finish`."""
-        folder = self.folder / "finish"
+    def gains(self) -> list[Gain]:
+        """Returns the gain of all keeps together on each split; nothing before `finish`."""
+        folder, goal = self.folder / "finish", self.rules.goal
         if not (finished := self.ledger.of("finish")) or not (folder / "plan.json").exists():
-            return None
-        runs = self.runner.runs(folder)
-        seeds = [
-            x for x in finished[0].content["seeds"] if all(x in each for each in runs.values())
-        ]
-        estimates, scores = dict[str, Estimate | None](), dict[str, tuple[float, float]]()
-        sign = 1 if self.rules.goal.better == "min" else -1
-        for split in ("validation", "test"):
-            row = replace(self.rules.goal, select_on=split).row
+            return []
+        runs, found = self.runner.runs(folder), list[Gain]()
+        seeds = [x for x in finished[0].content["seeds"] if x in runs[BASELINE] and x in runs[TRY]]
+        for split in PREFIXES:
+            row = replace(goal, select_on=split).row
             values = [[runs[arm][x].value(row) for x in seeds] for arm in (BASELINE, TRY)]
-            estimates[split] = None
-            if seeds and all(x is not None for both in values for x in both):
+            if seeds and None not in (*values[0], *values[1]):
                 first, last = np.asarray(values, np.float64)
-                estimates[split] = mean_interval(sign * (first - last))
-                scores[split] = float(first.mean()), float(last.mean())
-        if (validation := estimates["validation"]) is None:
-            return None
-        return Gain(len(self.keeps), validation, estimates["test"], scores)
+                improvement = mean_interval(direction(goal.better) * (first - last))
+                found.append(Gain(row, improvement, float(first.mean()), float(last.mean())))
+        return found
 
 
 class Noise(NamedTuple):

@@ -97,16 +97,15 @@ def found_sentences(judge: Judge) -> list[str]:
             f"The baseline is that of try {last.number}: {judge.baseline(len(keeps))}. Gains of"
             " keeps do not add up: `referee finish` measures the gain of all together."
         )
-    if (gain := judge.gain()) is not None:
-        low, high = gain.validation.low, gain.validation.high
+    for gain in (gains := judge.gains()):
+        low, high = gain.improvement.low, gain.improvement.high
         within = "" if low is None or high is None else f", 95% from {low:.3g} to {high:.3g}"
         lines.append(
-            f"On {plural(gain.validation.n, 'fresh seed')} the mean improvement of the last"
-            f" baseline over the first is {gain.validation.value:.3g}{within}, in {rules.goal.row}."
+            f"On {plural(gain.improvement.n, 'fresh seed')} the mean improvement of the last"
+            f" baseline over the first is {gain.improvement.value:.3g}{within}, in {gain.row}: from"
+            f" {gain.first:.4g} to {gain.last:.4g}."
         )
-        for split, (first, then) in gain.scores.items():
-            lines.append(f"{split}/{rules.goal.metric}: {first:.4g}, and at last {then:.4g}.")
-    else:
+    if not gains:
         left = rules.most_tries - judge.decided
         lines.append(
             f"The next try is kept at an e-value of {judge.next_levels.keep:.4g}, and"

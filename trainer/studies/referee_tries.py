@@ -108,7 +108,7 @@ def judge_change(judge: Judge, files: Sequence[Path], sets: Sequence[str], note:
         return _go_on(judge.now, judge.now.tries[number - 1])
 
 
-def measure_gain(judge: Judge, pairs: int) -> Gain:
+def measure_gain(judge: Judge, pairs: int) -> list[Gain]:
     """Compares the last baseline with the first, also on test data, and ends the referee."""
     with locks.exclusive(judge.folder):
         judge = judge.now
@@ -124,9 +124,9 @@ def measure_gain(judge: Judge, pairs: int) -> Gain:
         seeds = judge.ledger.of("finish")[0].content["seeds"]
         arms = {BASELINE: judge.baseline(0), TRY: judge.baseline(keeps)}
         judge.runner.compute(judge.folder / "finish", arms, seeds, tested=True)
-    if (gain := judge.gain()) is None:
+    if not (gains := judge.gains()):
         raise UserError(f"A run in {judge.folder / 'finish'} did not end with a finite metric.")
-    return gain
+    return gains
 
 
 def _changed(judge: Judge, files: Sequence[Path], sets: Sequence[str]) -> Config:
