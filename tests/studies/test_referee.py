@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +23,10 @@ from scipy import integrate, stats
 from experiments.calibration.referee import PAIRS, Decisions, loops, referee, screened, table
 from tests import runs
 from trainer.__main__ import main
+from trainer.config import load
+from trainer.messages import UserError
 from trainer.report.statistics.keeps import Levels, e_of_wins, pairs_needed, typical_difference
-from trainer.studies import referee_runs
+from trainer.studies import referee_code, referee_runs
 from trainer.studies.referee import EVENTS, Judge, read_judge
 from trainer.sweep.definition import Goal
 from trainer.sweep.ledger import LEDGER_FILE, read_ledger
@@ -465,62 +467,143 @@ def test_a_folder_of_something_else_is_no_referee(tmp_path, capsys) -> None:
     assert "has other files, such as base.yaml" in told
 
 
-PACKAGE = """import optax
+LOSSES = """import helper
+from trainer import losses
 
 
-def slow(learning_rate=1e-3):
-    return optax.adamw(learning_rate)
+def loss():
+    return losses.softmax_cross_entropy(label_smoothing=helper.SMOOTHING)
 """
-NEW = """import jax
+OPTIMIZERS = """import jax
 import optax
 
 
-def fast(learning_rate=0.02):
+def adam(learning_rate=1e-3):
     return optax.adamw(learning_rate)
 
 
-def broken(learning_rate=0.02):
+def broken():
     def refuse(count):
         if count >= 3:
             raise RuntimeError("no more")
 
     def schedule(count):
         jax.debug.callback(refuse, count)
-        return learning_rate
+        return 0.02
 
     return optax.adamw(schedule)
 """
+LAB = BASE.replace("!optax.adamw {learning_rate: 1e-3}", "!mine.optimizers.adam").replace(
+    "!losses.softmax_cross_entropy", "!mine.losses.loss"
+)
+
+
+def _make_lab(folder: Path) -> Path:
+    """Writes a package with a loss and an optimizer, and a module beside; returns its folder."""
+    lab = folder / "mine"
+    (lab / "__pycache__").mkdir(parents=True)
+    files = {"mine/__init__.py": "", "mine/losses.py": LOSSES, "mine/optimizers.py": OPTIMIZERS}
+    files |= {"mine/table.csv": "1", "mine/__pycache__/x.pyc": "", "helper.py": "SMOOTHING = 0.0"}
+    for name, text in {**files, "base.yaml": LAB, "referee.yaml": RULES}.items():
+        (folder / name).write_text(text)
+    return lab
 
 
 @pytest.mark.long
-def test_a_try_brings_code_and_must_not_edit_that_of_the_baseline(tmp_path, monkeypatch) -> None:
-    lab = tmp_path / "mine"
-    lab.mkdir()
-    (lab / "__init__.py").write_text("")
-    (lab / "old.py").write_text(PACKAGE)
-    (tmp_path / "base.yaml").write_text(
-        BASE.replace("!optax.adamw {learning_rate: 1e-3}", "!mine.old.slow {learning_rate: 1e-3}")
-    )
-    (tmp_path / "referee.yaml").write_text(RULES)
+def test_edited_code_is_tried_against_the_code_of_the_baseline(tmp_path, monkeypatch) -> None:
+    lab = _make_lab(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{runs.ROOT}")
 
-    def referee(*words: str) -> subprocess.CompletedProcess:
+    def referee(*words: str, code: int = 0) -> str:
         command = [sys.executable, "-m", "trainer", "referee", *words, "--vocabulary=mine"]
-        return subprocess.run(
+        done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=runs.LONG, check=False
         )
+        assert done.returncode == code, done.stderr
+        return done.stderr if code == 2 else done.stdout
 
-    assert referee("start", "--config=referee.yaml", "--workdir=judge").returncode == 0
-    (lab / "new.py").write_text(NEW)
-    done = referee("try", "judge", "--json", "--set", "optimizer=!mine.new.broken {}")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["decided_by"]) == (3, "screen") and "failed" in found["why"]
-    done = referee("try", "judge", "--json", "--set", "optimizer=!mine.new.fast {}")
-    assert done.returncode == 0, done.stderr
-    (lab / "new.py").write_text(NEW.replace("0.02", "0.03"))
-    done = referee("try", "judge", "--set", "optimizer=!mine.new.fast {learning_rate: 0.01}")
-    assert done.returncode == 3 and "mine/new.py::fast is not as when" in done.stdout
-    (lab / "new.py").write_text(NEW + "# A remark, which is no code.\n")
-    change = "optimizer=!mine.new.fast {learning_rate: 0.001}"
-    found = json.loads(referee("try", "judge", "--json", "--set", change).stdout)
-    assert (found["verdict"], found["decided_by"]) == ("discard", "screen")
+    referee("start", "--config=referee.yaml", "--workdir=judge")
+    assert "changes nothing" in referee("try", "judge", code=2)
+    (lab / "optimizers.py").write_text(OPTIMIZERS.replace("1e-3", "0.02"))
+    found = json.loads(referee("try", "judge", "--json"))
+    # It is better than the same config with the old code, and what both of them import is there.
+    assert (found["verdict"], found["changes"]) == ("keep", ["mine/optimizers.py::adam"])
+    change = "optimizer=!mine.optimizers.broken"
+    found = json.loads(referee("try", "judge", "--json", "--set", change, code=3))
+    assert found["decided_by"] == "screen" and "failed" in found["why"]
+    (lab / "losses.py").write_text(LOSSES.replace("helper.SMOOTHING", "0.0"))
+    assert "must not edit mine/losses.py::" in referee("try", "judge", code=2)
+    (lab / "losses.py").write_text(LOSSES)
+    (tmp_path / "helper.py").write_text("SMOOTHING = 0.9")
+    change = "optimizer.learning_rate=0.001"
+    told = referee("try", "judge", "--set", change, code=2)
+    assert "helper.py::top level is not as when the baseline ran with it" in told
+    (tmp_path / "helper.py").write_text("SMOOTHING = 0.0")
+    (lab / "optimizers.py").write_text(OPTIMIZERS)  # as it was: worse than the baseline now
+    found = json.loads(referee("try", "judge", "--json", code=3))
+    assert (found["decided_by"], found["runs"]) == ("screen", 4)
+    assert "the mean improvement" in referee("finish", "judge", "--pairs=3")
+    (gain, *_) = _read(tmp_path / "judge").gains()
+    assert gain.improvement.low is not None and gain.improvement.low > 0.1
+    (copy, *_) = (tmp_path / "judge" / "code").glob("*/mine/losses.py")
+    copy.write_text(LOSSES.replace("SMOOTHING", "OTHER"))
+    assert "was changed: restore it" in referee("finish", "judge", code=2)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of a user's that this process can import."""
+    folder = _make_lab(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [x for x in sys.modules if x.partition(".")[0] in ("mine", "helper")]:
+        del sys.modules[name]
+
+
+def test_code_is_copied_once_without_what_python_writes(lab: Path, tmp_path: Path) -> None:
+    judge = tmp_path / "judge"
+    hash = referee_code.keep(judge, ["mine.losses"])
+    copy = referee_code.copy_of(judge, hash)
+    assert copy is not None and referee_code.keep(judge, ["mine"]) == hash
+    names = ["__init__.py", "losses.py", "optimizers.py", "table.csv"]
+    assert [x.name for x in sorted((copy / "mine").iterdir())] == names
+    assert referee_code.keep(judge, ["flax"]) == "" and referee_code.copy_of(judge, "") is None
+    for file, text, found in [
+        ("optimizers.py", OPTIMIZERS.replace("1e-3", "0.02"), ["mine/optimizers.py::adam"]),
+        ("optimizers.py", OPTIMIZERS + "# A remark.\n", ["mine/optimizers.py"]),
+        ("table.csv", "2", ["mine/table.csv"]),
+        ("new.py", "x = 1", ["mine/new.py"]),
+    ]:
+        shutil.copytree(lab, tmp_path / "kept")
+        (lab / file).write_text(text)
+        assert referee_code.edits(judge, hash, referee_code.keep(judge, ["mine"])) == found
+        shutil.rmtree(lab)
+        (tmp_path / "kept").rename(lab)
+    (copy / "mine" / "losses.py").unlink()
+    with pytest.raises(UserError, match="was changed: restore it"):
+        referee_code.copy_of(judge, hash)
+
+
+def test_a_package_of_many_bytes_is_not_copied(lab: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(referee_code, "_MOST", 100)
+    with pytest.raises(UserError, match="move those that are no code out"):
+        referee_code.keep(tmp_path, ["mine"])
+
+
+@pytest.mark.parametrize(
+    ("edited", "free", "told"),
+    [
+        ("mine/optimizers.py::adam", ["optimizer"], ""),
+        ("mine/losses.py::loss", ["optimizer"], "mine.losses.loss is defined there, which is loss"),
+        ("mine/losses.py::top level", ["optimizer"], "must not edit mine/losses.py::top level"),
+        ("mine/losses.py::loss", ["optimizer", "loss"], ""),
+        ("mine/other.py", ["optimizer"], ""),
+        ("mine/optimizers.py::adam", ["steps"], "mine.optimizers.adam is defined there"),
+    ],
+)
+def test_modules_of_what_a_try_may_not_change_stay(
+    lab: Path, tmp_path: Path, edited: str, free: list[str], told: str
+) -> None:
+    configs = [load([tmp_path / "base.yaml"])]
+    with pytest.raises(UserError, match=told) if told else contextlib.nullcontext():
+        referee_code.refuse_edits([edited], {}, ["mine"], configs, free)

@@ -56,8 +56,11 @@ def _try(arguments: argparse.Namespace) -> int:
     from trainer.studies.referee_page import result
     from trainer.studies.referee_tries import judge_change
 
-    if not arguments.changes and not arguments.sets:
-        raise UserError("The change is missing: name a YAML file, or write --set PATH=VALUE.")
+    if not (arguments.changes or arguments.sets or arguments.vocabulary):
+        raise UserError(
+            "The change is missing: name a YAML file, or write --set PATH=VALUE, or"
+            " --vocabulary=PACKAGE for one of your code."
+        )
     judge = read_judge(Path(arguments.folder), _runner(arguments))
     files = [Path(x) for x in arguments.changes]
     ended = judge_change(judge, files, arguments.sets, arguments.note)

@@ -5,9 +5,13 @@
       secret             from which the seeds are drawn that decide
       ledger.jsonl       what was tried, on which seeds, and what came of it
       baselines/0000.yaml  the config to beat, and after each keep the next one
+      code/              copies of the user's packages, by their hashes; see `referee_code`
       noise/             a sweep: the first baseline, before any try
       tries/0001/        config.yaml, and two sweeps: screen/, on known seeds, and pairs/
       finish/            a sweep: the first baseline and the last, on fresh seeds
+
+If code differs between the runs of pairs, those of the baseline are a sweep of their own, beside:
+pairs_baseline/ and finish_baseline/.
 
 A try is a file that is laid over the baseline. First a few pairs of runs on known seeds show
 whether it is worth more. Then its seeds are drawn, when the hash of its config is in the ledger:
@@ -18,7 +22,7 @@ both configs train on each, until the e-value of the pairs decides (`report.stat
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +33,7 @@ from trainer.config import Builder, Config, load
 from trainer.config.nodes import with_calls
 from trainer.config.vocabulary import REFEREE
 from trainer.messages import UserError, joined
+from trainer.report.results import Result
 from trainer.report.statistics.decide import needed_range
 from trainer.report.statistics.estimates import Estimate, direction, mean_interval, spread
 from trainer.report.statistics.keeps import Levels, pairs_needed
@@ -42,11 +47,19 @@ RULES_FILE = "referee.yaml"
 BASELINE, TRY = "baseline", "try"
 FIRST = "baselines/0000.yaml"
 EVENTS: Mapping[str, Mapping[str, type]] = {
-    "start": {"rules": str, "baseline": str, "secret": str},
-    "try": {"number": int, "config": str, "baseline": int, "note": str, "changes": list},
+    "start": {"rules": str, "baseline": str, "code": str, "secret": str, "sweeps": dict},
+    "try": {
+        "number": int,
+        "config": str,
+        "code": str,
+        "baseline": int,
+        "note": str,
+        "changes": list,
+    },
     "seeds": {"number": int, "seeds": list},
-    "end": {"number": int, "verdict": str, "stage": str, "why": str, "code": dict},
+    "end": {"number": int, "verdict": str, "stage": str, "why": str, "sweeps": dict},
     "finish": {"seeds": list},
+    "finished": {"sweeps": dict},
 }
 FIXED = ("steps", "eval_every")  # of what an entry of a challenge may change, a try may not
 
@@ -128,6 +141,7 @@ class Try:
 
     number: int  # from 1
     config: str  # the hash of its config
+    code: str  # that of the copy of the user's code, "" if there is none
     baseline: int  # the number of the baseline that it was laid over
     note: str
     changes: tuple[str, ...]  # such as "optimizer.learning_rate: 0.001 -> 0.02"
@@ -137,7 +151,6 @@ class Try:
     verdict: str = ""  # "keep", "discard", "undecided"; "" while it is judged
     stage: str = ""  # what decided: "plan", "screen" or "pairs"
     why: str = ""  # as a sentence
-    code: Mapping[str, str] = field(default_factory=dict)  # the user's code that it ran: its hashes
 
 
 class Gain(NamedTuple):
@@ -184,14 +197,15 @@ class Judge:
         for entry in self.ledger.entries:
             content = entry.content
             if entry.event == "try":
-                given = {x: content[x] for x in ("number", "config", "baseline", "note")}
+                names = ("number", "config", "code", "baseline", "note")
+                given = {name: content[name] for name in names}
                 levels = self._levels(found)
                 changes, line = tuple(content["changes"]), content["hash"]
                 found.append(Try(**given, changes=changes, line=line, levels=levels))
             elif entry.event == "seeds":
                 found[-1] = replace(found[-1], seeds=(*found[-1].seeds, *content["seeds"]))
             elif entry.event == "end":
-                given = {x: content[x] for x in ("verdict", "stage", "why", "code")}
+                given = {x: content[x] for x in ("verdict", "stage", "why")}
                 found[-1] = replace(found[-1], **given)
         return found
 
@@ -234,15 +248,32 @@ class Judge:
             raise UserError(f"{file} was changed after its hash was written: restore it.")
         return file
 
+    def code(self, number: int) -> str:
+        """Returns the hash of the user's code with which a baseline runs; "" if there is none."""
+        start = self.ledger.of("start")[0].content["code"]
+        return self.keeps[number - 1].code if number else start
+
+    def sweeps(self, folder: Path, number: int, code: str) -> dict[Path, tuple[list[str], str]]:
+        """Returns folder -> arms and code of the sweeps that compare a baseline with a change."""
+        # A process computes with one state of the code.
+        first = self.code(number) or code
+        if first == code:
+            return {folder: ([BASELINE, TRY], code)}
+        return {folder: ([TRY], code), _beside(folder): ([BASELINE], first)}
+
+    def both(self, folder: Path) -> tuple[dict[int, Result], dict[int, Result]]:
+        """Returns seed -> run that has ended, of the baseline and of the change."""
+        runs: dict[str, dict[int, Result]] = {BASELINE: {}, TRY: {}}
+        for each in (folder, _beside(folder)):
+            if (each / "plan.json").exists():
+                runs |= self.runner.runs(each)
+        return runs[BASELINE], runs[TRY]
+
     def pairs(self, each: Try) -> TryPairs:
         """Returns the pairs of a try up to the first one that has not ended."""
         # Not all that have ended: which runs end first may depend on how they go. A run of the
         # baseline that failed has to be computed again.
-        folder = self.place(each) / "pairs"
-        if not (folder / "plan.json").exists():
-            return TryPairs((), ())
-        runs = self.runner.runs(folder)
-        first, second = (runs[name] for name in (BASELINE, TRY))
+        first, second = self.both(self.place(each) / "pairs")
         ended = {x for x in first.keys() & second.keys() if first[x].end != "failed"}
         seeds = (*itertools.takewhile(ended.__contains__, each.seeds),)
         gains = tuple(self.runner.gain(first[x], second[x]) for x in seeds)
@@ -262,19 +293,22 @@ class Judge:
 
     def gains(self) -> list[Gain]:
         """Returns the gain of all keeps together on each split; nothing before `finish`."""
-        folder, goal = self.folder / "finish", self.rules.goal
-        if not (finished := self.ledger.of("finish")) or not (folder / "plan.json").exists():
+        if not (finished := self.ledger.of("finish")):
             return []
-        runs, found = self.runner.runs(folder), list[Gain]()
-        seeds = [x for x in finished[0].content["seeds"] if x in runs[BASELINE] and x in runs[TRY]]
+        both, found = self.both(self.folder / "finish"), list[Gain]()
+        seeds = [x for x in finished[0].content["seeds"] if all(x in runs for runs in both)]
         for split in PREFIXES:
-            row = replace(goal, select_on=split).row
-            values = [[runs[arm][x].value(row) for x in seeds] for arm in (BASELINE, TRY)]
+            row = replace(self.rules.goal, select_on=split).row
+            values = [[runs[x].value(row) for x in seeds] for runs in both]
             if seeds and None not in (*values[0], *values[1]):
                 first, last = np.asarray(values, np.float64)
-                improvement = mean_interval(direction(goal.better) * (first - last))
+                improvement = mean_interval(direction(self.rules.goal.better) * (first - last))
                 found.append(Gain(row, improvement, float(first.mean()), float(last.mean())))
         return found
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}_{BASELINE}")
 
 
 class Noise(NamedTuple):

@@ -17,7 +17,7 @@ from trainer.report.document import (
     Table,
 )
 from trainer.report.statistics.keeps import e_of_wins, typical_difference
-from trainer.studies.referee import BASELINE, TRY, Judge, Try, noise_of
+from trainer.studies.referee import TRY, Judge, Try, noise_of
 
 
 def result(judge: Judge, each: Try) -> dict[str, Any]:
@@ -25,7 +25,10 @@ def result(judge: Judge, each: Try) -> dict[str, Any]:
     pairs = judge.pairs(each)
     _, wins, losses = judge.verdict_of(each)
     interval = typical_difference(pairs.gains) if pairs.gains else None
-    runs = [run for name in ("screen", "pairs") for run in _runs(judge, each, name)]
+    screen = judge.place(each) / "screen"
+    known = judge.runner.runs(screen)[TRY] if (screen / "plan.json").exists() else {}
+    found = (known, *judge.both(judge.place(each) / "pairs"))
+    runs = [run for every in found for run in every.values()]
     return {
         "try": each.number,
         "note": each.note,
@@ -56,14 +59,6 @@ _NEXT = {
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _runs(judge: Judge, each: Try, name: str) -> list[Any]:
-    """Returns the runs of a sweep of a try that have ended."""
-    folder = judge.place(each) / name
-    if not (folder / "plan.json").exists():
-        return []
-    return [run for runs in judge.runner.runs(folder).values() for run in runs.values()]
 
 
 def check_verdicts(judge: Judge) -> None:
@@ -178,16 +173,15 @@ def _ladder(judge: Judge) -> Figure:
     """Draws the metric of each baseline, on the seeds on which it was kept, over the tries."""
     numbers, values, bases = [], [], []
     for each in judge.keeps:
-        runs = judge.runner.runs(judge.place(each) / "pairs")
+        both = judge.both(judge.place(each) / "pairs")
         row = judge.rules.goal.row
-        means = {
-            arm: [x for run in runs[arm].values() if (x := run.value(row)) is not None]
-            for arm in (BASELINE, TRY)
-        }
-        if all(means.values()):
+        first, second = (
+            [x for run in runs.values() if (x := run.value(row)) is not None] for runs in both
+        )
+        if first and second:
             numbers.append(each.number)
-            bases.append(sum(means[BASELINE]) / len(means[BASELINE]))
-            values.append(sum(means[TRY]) / len(means[TRY]))
+            bases.append(sum(first) / len(first))
+            values.append(sum(second) / len(second))
     columns = Column.named(number="integer", before="number", after="number")
     cells = tuple(zip(numbers, bases, values, strict=True))
     return Figure(

@@ -4,10 +4,11 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import trainer
 from trainer.config import Call, dump
 from trainer.messages import DONE, MISTAKE, STOPPED, UserError
 from trainer.report.results import Result
@@ -43,27 +44,39 @@ class Runner:
     log: Callable[[str], None]  # is called with each line that a worker writes
 
     def compute(
-        self, folder: Path, arms: Mapping[str, Path], seeds: Sequence[int], tested: bool = False
+        self,
+        folder: Path,
+        arms: Mapping[str, Path],
+        seeds: Sequence[int],
+        code: Path | None = None,
+        tested: bool = False,
     ) -> None:
         """Computes arms, name -> config, on seeds, but for runs that have a result by now."""
-        # `seeds` are those that the sweep had, and new ones; `tested` runs are also evaluated on
-        # the test split. Raises NotPlanned if an arm cannot be computed at all, and Interrupted if
-        # the workers were stopped, or could not go on.
-        self.plan(folder, arms, seeds, tested)
+        # `seeds` are those that the sweep had, and new ones; the user's packages are imported from
+        # the folder `code`, None for as here; `tested` runs are also evaluated on the test split.
+        # Raises NotPlanned if an arm cannot be computed at all, and Interrupted if the workers were
+        # stopped, or could not go on.
+        self.plan(folder, arms, seeds, code, tested)
         if self._ended(folder):
             return
         words = plan_file.work_command(folder, self.vocabulary)
         command = [sys.executable, *words, f"--workers={self.workers}", "--watched"]
-        code = local.run_workers(command, self.workers, self.signals, self.log)
-        if code != DONE and not self._ended(folder):
-            raise Interrupted(code)
+        environment = _importing_from(code)
+        ended = local.run_workers(command, self.workers, self.signals, self.log, environment)
+        if ended != DONE and not self._ended(folder):
+            raise Interrupted(ended)
 
     def _ended(self, folder: Path) -> bool:
         """Returns whether all runs of a sweep have ended."""
         return all(run.end != "missing" for run in read_sweep_results(folder).trials)
 
     def plan(
-        self, folder: Path, arms: Mapping[str, Path], seeds: Sequence[int], tested: bool = False
+        self,
+        folder: Path,
+        arms: Mapping[str, Path],
+        seeds: Sequence[int],
+        code: Path | None = None,
+        tested: bool = False,
     ) -> None:
         """Plans a sweep, or extends the plan in its folder, unless it has these seeds."""
         begun = (folder / "plan.json").exists()
@@ -76,6 +89,7 @@ class Runner:
         words += [f"--config={file}", *(f"--vocabulary={each}" for each in self.vocabulary)]
         done = subprocess.run(
             [sys.executable, "-m", "trainer", "sweep", *words],
+            env={**os.environ, **_importing_from(code)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -133,11 +147,28 @@ class Runner:
         return theirs - ours if self.goal.better == "min" else ours - theirs
 
 
+def _importing_from(code: Path | None) -> dict[str, str]:
+    """Returns environment variables with which a process imports packages from a folder first."""
+    if code is None:
+        return {}
+    # `python -m` would search the current folder before, and this package may be in it.
+    own = Path(trainer.__file__).parent.parent
+    folders = [str(code), os.environ.get("PYTHONPATH", ""), str(own)]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
+
+
 def flops_of_runs(folder: Path) -> int:
     """Returns the floating-point operations of a run, the largest of all arms, from a plan."""
     return max(each.flops * each.updates for each in plan_file.read_plan(folder).programs)
 
 
-def code(folder: Path) -> dict[str, str]:
+def code_of_runs(folder: Path) -> dict[str, str]:
     """Returns the hashes of the user's code with which a sweep was computed, by file."""
     return {name: hashes[-1] for name, hashes in versions_in(read_ledger(folder)).items()}
+
+
+def ends_of_ledgers(judge: Path, sweeps: Iterable[Path]) -> dict[str, str]:
+    """Returns the last hash of the ledger of each sweep that is there, by its path in a folder."""
+    # It depends on all files of the runs that have ended.
+    there = (each for each in sweeps if (each / "plan.json").exists())
+    return {each.relative_to(judge).as_posix(): read_ledger(each).head for each in there}

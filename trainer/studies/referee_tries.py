@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.config import Builder, Config, dump, load
 from trainer.messages import UserError, joined, plural
-from trainer.studies import referee_runs
+from trainer.studies import referee_code, referee_runs
 from trainer.studies.challenge import FREE, check_free, is_under
 from trainer.studies.referee import (
     BASELINE,
@@ -37,7 +37,6 @@ from trainer.studies.referee_runs import NotPlanned, Runner
 from trainer.studies.shadow import differing
 from trainer.sweep.ledger import LEDGER_FILE, append, sha256
 from trainer.sweep.plan_file import read_plan
-from trainer.workdir.code import differing_files
 from trainer.writers import locks
 from trainer.writers.files import read_regular, replace_file
 
@@ -61,16 +60,18 @@ def start(config: Config, folder: Path, runner: Runner) -> tuple[Judge, Noise]:
         raise UserError(f"{folder} has a referee with other rules: use another --workdir.")
     if begun:
         return judge, noise_of(judge)
-    ours = {RULES_FILE, "baselines", "noise", "noise.yaml", "lock"}
+    ours = {RULES_FILE, "baselines", "code", "noise", "noise.yaml", "lock"}
     if strange := sorted({*(os.listdir(folder) if folder.exists() else ())} - ours):
         raise UserError(f"{folder} has other files, such as {strange[0]}: use another --workdir.")
     (folder / FIRST).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locks.exclusive(folder):
         for name, text in texts.items():
             replace_file(folder / name, text)
+        code = referee_code.keep(folder, runner.vocabulary)
         first = baseline.root.kwargs.get("seed", 0)
         seeds = range(first, first + rules.noise)
-        judge.runner.compute(folder / "noise", {BASELINE: folder / FIRST}, seeds)
+        copy = referee_code.copy_of(folder, code)
+        judge.runner.compute(folder / "noise", {BASELINE: folder / FIRST}, seeds, copy)
         found = noise_of(judge)
         if found.needed is None or found.needed > rules.pairs:
             raise UserError(
@@ -78,13 +79,19 @@ def start(config: Config, folder: Path, runner: Runner) -> tuple[Judge, Noise]:
                 f" {found.sentence} Write at least as many pairs, a larger relevant, or fewer"
                 " most_tries, and start the same command again: it keeps these runs."
             )
-        secret = secrets.token_hex(32).encode()
-        descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(secret)
         hashes = {"rules": sha256(texts[RULES_FILE]), "baseline": sha256(texts[FIRST])}
-        append(folder, [{"event": "start", **hashes, "secret": sha256(secret)}])
+        sweeps = referee_runs.ends_of_ledgers(folder, [folder / "noise"])
+        event = {"event": "start", **hashes, "code": code, "secret": sha256(_make_secret(folder))}
+        append(folder, [{**event, "sweeps": sweeps}])
     return judge.now, found
+
+
+def _make_secret(folder: Path) -> bytes:
+    secret = secrets.token_hex(32).encode()
+    descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(secret)
+    return secret
 
 
 def judge_change(judge: Judge, files: Sequence[Path], sets: Sequence[str], note: str = "") -> Try:
@@ -97,14 +104,15 @@ def judge_change(judge: Judge, files: Sequence[Path], sets: Sequence[str], note:
         if judge.ledger.of("finish"):
             raise UserError(f"The referee in {judge.folder} is finished: start another one.")
         config = _changed(judge, files, sets)
+        code = referee_code.keep(judge.folder, judge.runner.vocabulary)
         if judge.tries and not judge.tries[-1].verdict:
             ended = _go_on(judge, judge.tries[-1])
-            if ended.config == sha256(dump(config.root).encode()):
+            if (ended.config, ended.code) == (sha256(dump(config.root).encode()), code):
                 return ended
             judge.runner.log(f"Try {ended.number} was interrupted, and has ended: {ended.why}")
             judge = judge.now
             config = _changed(judge, files, sets)  # over another baseline, if that was kept
-        number = _enter(judge, config, note)
+        number = _enter(judge, config, code, note)
         return _go_on(judge.now, judge.now.tries[number - 1])
 
 
@@ -121,9 +129,14 @@ def measure_gain(judge: Judge, pairs: int) -> list[Gain]:
             seeds = [*_draw(judge, f"finish {judge.ledger.head}", pairs, 0)]
             append(judge.folder, [{"event": "finish", "seeds": seeds}])
             judge = judge.now
-        seeds = judge.ledger.of("finish")[0].content["seeds"]
+        seeds, folder = judge.ledger.of("finish")[0].content["seeds"], judge.folder / "finish"
         arms = {BASELINE: judge.baseline(0), TRY: judge.baseline(keeps)}
-        judge.runner.compute(judge.folder / "finish", arms, seeds, tested=True)
+        sweeps = judge.sweeps(folder, 0, judge.code(keeps))
+        _compute(judge, sweeps, arms, seeds, tested=True)
+        if not judge.ledger.of("finished"):
+            ends = referee_runs.ends_of_ledgers(judge.folder, sweeps)
+            append(judge.folder, [{"event": "finished", "sweeps": ends}])
+            judge = judge.now
     if not (gains := judge.gains()):
         raise UserError(f"A run in {judge.folder / 'finish'} did not end with a finite metric.")
     return gains
@@ -137,7 +150,7 @@ def _changed(judge: Judge, files: Sequence[Path], sets: Sequence[str]) -> Config
     return config
 
 
-def _enter(judge: Judge, config: Config, note: str) -> int:
+def _enter(judge: Judge, config: Config, code: str, note: str) -> int:
     """Notes a try in the ledger, and returns its number; UserError if it must not be tried."""
     if judge.decided >= judge.rules.most_tries:
         raise UserError(
@@ -145,9 +158,25 @@ def _enter(judge: Judge, config: Config, note: str) -> int:
             " its rules allow: finish it, and start another one with the last of baselines/."
         )
     baseline = len(judge.keeps)
+    changes = _changes(judge, baseline, config, code)
+    number, text = len(judge.tries) + 1, dump(config.root).encode()
+    folder = judge.folder / f"tries/{number:04}"
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "config.yaml", text)
+    hashes = {"config": sha256(text), "code": code}
+    event = {"event": "try", "number": number, **hashes, "baseline": baseline}
+    append(judge.folder, [{**event, "note": note, "changes": changes}])
+    return number
+
+
+def _changes(judge: Judge, baseline: int, config: Config, code: str) -> list[str]:
+    """Returns what a try changes of a baseline; UserError if that is nothing, or must not be."""
+    packages = judge.runner.vocabulary
     both = {BASELINE: load([judge.baseline(baseline)]), TRY: config}
-    found = differing(both, judge.runner.vocabulary)
-    if not found:
+    found = differing(both, packages)
+    first = judge.code(baseline)
+    edited = referee_code.edits(judge.folder, first, code) if first and code else []
+    if not found and not edited:
         since = f", as try {judge.keeps[-1].number} has left it" if baseline else ""
         raise UserError(f"The change changes nothing of the baseline{since}.")
     free = [*(path for path in FREE if path not in FIXED), *judge.rules.free]
@@ -157,14 +186,9 @@ def _enter(judge: Judge, config: Config, note: str) -> int:
                 f"A try must not change {path}, here from {values[BASELINE]} to {values[TRY]}:"
                 f" it may change {joined(free)}."
             )
-    number, text = len(judge.tries) + 1, dump(config.root).encode()
-    folder = judge.folder / f"tries/{number:04}"
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "config.yaml", text)
-    event = {"event": "try", "number": number, "config": sha256(text), "baseline": baseline}
-    changes = [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()]
-    append(judge.folder, [{**event, "note": note, "changes": changes}])
-    return number
+    before = referee_runs.code_of_runs(_runs_of_baseline(judge, baseline))
+    referee_code.refuse_edits(edited, before, packages, both.values(), free)
+    return [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()] + edited
 
 
 def _go_on(judge: Judge, each: Try) -> Try:
@@ -185,8 +209,9 @@ def _screened(judge: Judge, each: Try) -> Try | None:
     if each.seeds:
         return None
     seeds, before = _known(judge, each)
-    folder, config = judge.place(each) / "screen", judge.config(each)
-    judge.runner.plan(folder, {TRY: config}, seeds)
+    folder, arms = judge.place(each) / "screen", {TRY: judge.config(each)}
+    code = referee_code.copy_of(judge.folder, each.code)
+    judge.runner.plan(folder, arms, seeds, code)
     most = judge.rules.most_flops
     first = referee_runs.flops_of_runs(judge.folder / "noise")
     own = referee_runs.flops_of_runs(folder)
@@ -196,15 +221,9 @@ def _screened(judge: Judge, each: Try) -> Try | None:
             f" the rules allow {most:g} times."
         )
         return _end(judge, each, "discard", "plan", why)
-    if edited := _edited(judge, each, folder):
-        why = (
-            f"{joined(edited)} is not as when the baseline ran with it, so that both would change:"
-            " restore it, and write what is new into functions of their own."
-        )
-        return _end(judge, each, "discard", "plan", why)
     if not judge.rules.screen:
         return None
-    judge.runner.compute(folder, {TRY: config}, seeds)
+    judge.runner.compute(folder, arms, seeds, code)
     runs = judge.runner.runs(folder)[TRY]
     if failed := [run.name for run in runs.values() if run.end == "failed"]:
         return _end(judge, each, "discard", "screen", f"{failed[0]} in {folder} failed.")
@@ -220,22 +239,14 @@ def _screened(judge: Judge, each: Try) -> Try | None:
 
 def _known(judge: Judge, each: Try) -> tuple[list[int], Mapping[int, Any]]:
     """Returns the seeds of the screen, and the runs of the baseline on them."""
-    if each.baseline:  # it was a try itself, and has run on seeds that are known now
-        kept = judge.keeps[each.baseline - 1]
-        runs = judge.runner.runs(judge.place(kept) / "pairs")[TRY]
-    else:
-        runs = judge.runner.runs(judge.folder / "noise")[BASELINE]
+    found = judge.runner.runs(_runs_of_baseline(judge, each.baseline))
+    runs = found[TRY if each.baseline else BASELINE]
     return [*runs][: max(1, judge.rules.screen)], runs
 
 
-def _edited(judge: Judge, each: Try, folder: Path) -> list[str]:
-    """Returns the user's code that was edited since the baseline ran with it."""
-    if each.baseline:
-        before = judge.keeps[each.baseline - 1].code
-    else:
-        before = referee_runs.code(judge.folder / "noise")
-    found = referee_runs.code(folder)
-    return [x for x in differing_files(before, found) if x in before and x in found]
+def _runs_of_baseline(judge: Judge, number: int) -> Path:
+    """Returns the sweep with runs of a baseline: one that was a try has run on seeds known now."""
+    return judge.place(judge.keeps[number - 1]) / "pairs" if number else judge.folder / "noise"
 
 
 def _decided(judge: Judge, each: Try) -> Try | None:
@@ -254,14 +265,29 @@ def _decided(judge: Judge, each: Try) -> Try | None:
         append(judge.folder, [{"event": "seeds", "number": each.number, "seeds": new}])
     folder, seeds = judge.place(each) / "pairs", (*each.seeds, *new)
     arms = {BASELINE: judge.baseline(each.baseline), TRY: judge.config(each)}
-    judge.runner.compute(folder, arms, seeds)
-    runs = judge.runner.runs(folder)[BASELINE].values()
+    sweeps = judge.sweeps(folder, each.baseline, each.code)
+    _compute(judge, sweeps, arms, seeds)
+    *_, last = sweeps
+    runs = judge.both(folder)[0].values()
     if failed := [run.name for run in runs if run.end == "failed"]:
         raise UserError(
-            f"{failed[0]} in {folder} failed, which is a run of the baseline: see run.json there."
-            f" python -m trainer sweep work {folder} --failed computes it again."
+            f"{failed[0]} in {last} failed, which is a run of the baseline: see run.json there."
+            f" python -m trainer sweep work {last} --failed computes it again."
         )
     return None
+
+
+def _compute(
+    judge: Judge,
+    sweeps: Mapping[Path, tuple[Sequence[str], str]],
+    arms: Mapping[str, Path],
+    seeds: Sequence[int],
+    tested: bool = False,
+) -> None:
+    """Computes the arms of some sweeps, each with its code; see `Judge.sweeps`."""
+    for folder, (names, hash) in sweeps.items():
+        code = referee_code.copy_of(judge.folder, hash)
+        judge.runner.compute(folder, {name: arms[name] for name in names}, seeds, code, tested)
 
 
 def _draw(judge: Judge, line: str, count: int, first: int) -> Iterator[int]:
@@ -286,8 +312,9 @@ def _end(judge: Judge, each: Try, verdict: str, stage: str, why: str) -> Try:
     if verdict == "keep":
         file = judge.folder / f"baselines/{each.baseline + 1:04}.yaml"
         replace_file(file, read_regular(judge.config(each)))
-    ran = judge.place(each) / ("pairs" if stage == "pairs" else "screen")
-    code = referee_runs.code(ran) if (ran / "plan.json").exists() else {}
+    place = judge.place(each)
+    folders = [place / "screen", *judge.sweeps(place / "pairs", each.baseline, each.code)]
     event = {"event": "end", "number": each.number, "verdict": verdict, "stage": stage}
-    append(judge.folder, [{**event, "why": why, "code": code}])
+    ends = referee_runs.ends_of_ledgers(judge.folder, folders)
+    append(judge.folder, [{**event, "why": why, "sweeps": ends}])
     return judge.now.tries[-1]

@@ -4,12 +4,13 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -85,6 +86,11 @@ def edited(packages: Sequence[str]) -> list[str]:
     return found
 
 
+def is_installed(file: Path) -> bool:
+    """Returns whether a file is of an installed library."""
+    return bool(_INSTALLED & set(file.parts))
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -107,7 +113,7 @@ def _used(packages: Sequence[str]) -> dict[str, _Source]:
             for other in source.imports
             if other.partition(".")[0] not in {*_OURS, *tops}
             and (file := _file(other)) is not None
-            and not _INSTALLED & set(file.parts)
+            and not is_installed(file)
             and not file.is_relative_to(_STANDARD)
         ]
     return found
@@ -119,7 +125,7 @@ def commits(packages: Sequence[str]) -> dict[str, dict[str, Any]]:
     # that are not in a checkout are omitted.
     found = {}
     for top in dict.fromkeys(package.partition(".")[0] for package in packages):
-        for place in _places(top):
+        for place in places(top):
             root = next((folder for folder in place.parents if (folder / ".git").exists()), None)
             commit = None if root is None else head(root)
             if root is not None and commit is not None:
@@ -138,14 +144,35 @@ def _source(name: str) -> _Source | None:
         if (file := _file(name)) is None:
             return None
         content = file.read_bytes()
-        imports, parts = tuple[str, ...](), {}
-        # It may have been edited since it was imported.
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
-            tree = ast.parse(content)
+        imports = tuple[str, ...]()
+        if tree := _parsed(content):  # it may have been edited since it was imported
             imports = tuple(_imports(name, tree))
-            parts = {} if _INSTALLED & set(file.parts) else _parts(tree)
+        parts = _parts(tree) if tree and not is_installed(file) else {}
         _sources[module] = _Source(file, _digest(content), parts, imports)
     return _sources[module]
+
+
+def hashes_of(name: str, content: bytes) -> dict[str, str]:
+    """Returns what `hashes` has of a file with this name and content, whatever kind it is of."""
+    tree = _parsed(content) if name.endswith(".py") else None
+    parts = _parts(tree) if tree else {}
+    return {name: _digest(content), **{name + end: hash for end, hash in parts.items()}}
+
+
+def hashed_name(function: Callable[..., Any]) -> str:
+    """Returns the name in `hashes` of a function or class, "" if it has no file."""
+    function = inspect.unwrap(function)
+    module = getattr(function, "__module__", None) or ""
+    if (file := _file(module)) is None:
+        return ""
+    name = getattr(function, "__qualname__", "").partition(".")[0]
+    return f"{file.relative_to(_folder(module, file)).as_posix()}::{name}"
+
+
+def _parsed(content: bytes) -> ast.Module | None:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        return ast.parse(content)
+    return None
 
 
 class _Computed(ast.NodeTransformer):
@@ -181,8 +208,9 @@ def _folder(name: str, file: Path) -> Path:
     return file.parents[depth] if depth < len(file.parents) else file.parent
 
 
-def _places(top: str) -> Iterator[Path]:
-    """Yields the folder of a package, several for a namespace package, or the file of a module."""
+def places(top: str) -> Iterator[Path]:
+    """Yields the folder of an imported package, or the file of a module."""
+    # A namespace package may have several folders.
     folders = [Path(path).absolute() for path in getattr(sys.modules.get(top), "__path__", ())]
     file = _file(top)
     yield from folders or ([file] if file else [])
