@@ -25,13 +25,13 @@ from trainer.studies.claim import (
     Claim,
     Wanted,
     _other_code,
-    _results,
     drawn,
     read_claim,
     verify_claim,
     write_claim,
 )
 from trainer.studies.claim_segments import Recomputed, Segment, caught, recompute, row_differences
+from trainer.studies.claim_subject import read_subject
 from trainer.studies.claim_text import claim_sentences
 from trainer.sweep.ledger import file_digest
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE, encode_examples, read_examples
@@ -306,7 +306,7 @@ def test_no_logger_of_the_config_runs_while_a_run_is_computed_again(tmp_path, mo
     home = tmp_path / "home"
     folder = home / "sweep"
     assert runs.sweep(f"--config={tmp_path / 'sweep.yaml'}", f"--workdir={folder}") == 0
-    made, kept = _results(folder)[1]["final/base/10000"], tmp_path / "kept"
+    made, kept = read_subject(folder).runs["final/base/10000"], tmp_path / "kept"
     assert list(made.folder.glob("events.out.*"))  # its own logger wrote
 
     def keep(segment: Segment, again: Path) -> tuple[dict[str, float], str]:
@@ -396,7 +396,7 @@ def test_a_row_that_is_there_twice_is_found(copied):
     better = {"step": 10, "validation/accuracy": 0.99}
     file.write_text("".join([lines[0], json.dumps(better) + "\n", *lines[1:]]))
     run = next(
-        x for name, x in _results(copied / "sweep")[1].items() if name == "trials/base/0001/0"
+        x for name, x in read_subject(copied / "sweep").runs.items() if name == "trials/base/0001/0"
     )
     found, _ = recompute(Segment(run), ())
     assert found.first == "validation/accuracy at step 10 is there twice" and not found.same
@@ -464,7 +464,7 @@ def test_an_error_of_the_computation_is_not_called_a_forgery(copied):
     """The data of the run cannot be read here: nothing is said of its files."""
     checked = _check(copied, count=0)
     assert checked.refuted == ()
-    run = next(iter(_results(copied / "sweep")[1].values()))
+    run = next(iter(read_subject(copied / "sweep").runs.values()))
     config = run.folder / "config.yaml"
     config.write_text(config.read_text().replace("data.digits", "data.no_such_data"))
     with pytest.raises(UserError, match="ended with 2:(.|\n)*no_such_data"):

@@ -22,7 +22,6 @@ from trainer.studies import claim_segments
 from trainer.studies.claim import (
     Checked,
     Wanted,
-    _results,
     drawn,
     read_claim,
     verify_claim,
@@ -41,6 +40,7 @@ from trainer.studies.claim_segments import (
     recompute,
     segments_of,
 )
+from trainer.studies.claim_subject import read_subject
 from trainer.studies.claim_text import claim_sentences
 from trainer.sweep.evidence import examine
 from trainer.sweep.ledger import LedgerWriter, read_ledger
@@ -58,7 +58,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _segments(home: Path, name: str = RUN) -> list[Segment]:
-    run = _results(home / "sweep")[1][name]
+    run = read_subject(home / "sweep").runs[name]
     return list(segments_of(run, kept_by(run)))
 
 
@@ -105,7 +105,7 @@ def test_drawn_segments_of_a_true_claim_have_the_same_bits(computed, capsys):
         " has at least one forged segment, and may have no more: had somebody forged one of the 4,"
         " it would have been drawn with a probability of 0.50, and of two at least one with 0.83."
     ) in said
-    (won,) = _results(computed / "sweep").winners
+    (won,) = read_subject(computed / "sweep").winners
     for name in (RUN, OTHER[0], won):
         assert f"{name} from step 14 to the last was computed again" in said
     names = [x.name for run in (RUN, OTHER[0]) for x in _of(computed, run)[:2]]
@@ -482,7 +482,9 @@ def test_runs_of_an_environment_that_the_ledger_lacks_are_refuted(copied):
 @pytest.mark.long
 def test_naming_another_environment_for_forged_runs_widens_no_tolerance(copied):
     """Before, it was measured on the segments that name the same one, which were forged as well."""
-    other = sorted({f"trials/base/000{n}/0" for n in range(3)} - _results(copied / "sweep").winners)
+    other = sorted(
+        {f"trials/base/000{n}/0" for n in range(3)} - read_subject(copied / "sweep").winners
+    )
     for name in (RUN, OTHER[0]):
         scale_losses(copied, name, 0.995, after=6)
     scale_losses(copied, other[0], 0.995, after=6, to=13)

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import re
 import shutil
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -27,11 +29,14 @@ from trainer.config import load
 from trainer.messages import UserError
 from trainer.report.statistics.keeps import Levels, e_of_wins, pairs_needed, typical_difference
 from trainer.studies import referee_code, referee_runs
+from trainer.studies.claim import Wanted, _claim_of, verify_claim
+from trainer.studies.claim_subject import read_subject
 from trainer.studies.referee import EVENTS, Judge, read_judge
 from trainer.sweep.definition import Goal
-from trainer.sweep.ledger import LEDGER_FILE, read_ledger
+from trainer.sweep.ledger import LEDGER_FILE, append, read_ledger, sha256
 from trainer.sweep.plan_file import read_plan
 from trainer.train.signals import StopSignals
+from trainer.writers.json_files import as_json
 
 BASE = """model: !models.mlp {width: 8, depth: 1}
 data: !data.digits {batch_size: 32, validation: 0.2}
@@ -338,7 +343,6 @@ def test_a_run_that_failed_discards_a_change_and_never_counts_for_it(
 
 
 def test_only_finish_sees_test_data(begun: Path, kept: Path, capsys) -> None:
-    assert "no gain to measure" in runs.refused(capsys, "referee", "finish", begun)
     judge = kept
     rows = [file.read_text() for file in judge.rglob("metrics.jsonl")]
     assert rows and not any("eval/" in text for text in rows)
@@ -467,6 +471,113 @@ def test_a_folder_of_something_else_is_no_referee(tmp_path, capsys) -> None:
     assert "has other files, such as base.yaml" in told
 
 
+# Its claim.
+
+
+@pytest.fixture(scope="module")
+def with_claim(with_keep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished referee with its claim."""
+    folder = Path(shutil.copytree(with_keep, tmp_path_factory.mktemp("claim") / "judge"))
+    with pytest.MonkeyPatch.context() as patch:
+        _patch(patch)
+        assert main(["referee", "finish", str(folder), "--pairs=3"]) == 0
+        assert main(["claim", "write", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def claimed(with_claim: Path, tmp_path: Path) -> Path:
+    """A copy of a finished referee with its claim."""
+    return Path(shutil.copytree(with_claim, tmp_path / "judge"))
+
+
+def _refuted(judge: Path) -> str:
+    """Returns what a check of a claim refutes."""
+    checked = verify_claim(judge / "claim.json", judge, "1", Wanted(None, 0))
+    assert checked.verified != bool(checked.refuted)
+    return " ".join(checked.refuted)
+
+
+def _again(judge: Path, event: str, **changed: Any) -> None:
+    """Writes ledger and claim anew, with something else in the last line of an event."""
+    entries = read_ledger(judge, EVENTS).entries
+    lines = [{k: entry.content[k] for k in ("event", *EVENTS[entry.event])} for entry in entries]
+    last = max(n for n, line in enumerate(lines) if line["event"] == event)
+    lines[last] |= changed
+    (judge / LEDGER_FILE).unlink()
+    append(judge, lines)
+    # As somebody would who leaves out the checks of `claim write`.
+    claim = _claim_of(judge, read_subject(judge))
+    (judge / "claim.json").write_text(json.dumps(as_json(claim)))
+
+
+def test_a_claim_has_the_runs_of_all_sweeps(claimed: Path) -> None:
+    claim = json.loads((claimed / "claim.json").read_text())
+    started = {name.partition("/trials/")[0] for name in claim["runs"]}
+    assert started == {"noise", "tries/0001/screen", "tries/0001/pairs", "finish"}
+    assert len(claim["runs"]) == 4 + 4 + 2 * len(_read(claimed).tries[0].seeds) + 2 * 3
+    jsonschema.validate(claim, json.loads((runs.ROOT / "docs/claim.schema.json").read_text()))
+    assert _refuted(claimed) == ""
+
+
+def test_an_unfinished_referee_claims_nothing(kept: Path, capsys) -> None:
+    assert "its secret must stay one: finish it first" in runs.refused(
+        capsys, "claim", "write", kept
+    )
+
+
+def test_a_referee_that_kept_nothing_can_be_finished(judge: Path, capsys) -> None:
+    _tried(capsys, judge, "--set", "optimizer.learning_rate=1e-5", code=3)
+    assert "0 keeps of 1 try" in runs.printed(capsys, "referee", "finish", judge)
+    runs.printed(capsys, "claim", "write", judge)
+    assert _refuted(judge) == ""
+    assert "is finished: start another one" in runs.refused(
+        capsys, "referee", "try", judge, "--set", GOOD
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "changed", "told"),
+    [
+        ("seeds", {"seeds": [1, 2, 3, 4, 5, 6, 7, 8]}, "seeds that the secret does not give"),
+        ("try", {"note": "another"}, "seeds that the secret does not give"),
+        ("finish", {"seeds": [5, 6, 7]}, "seeds that the secret does not give"),
+        ("end", {"verdict": "discard"}, "baselines/0001.yaml|says discard of try 1"),
+        ("end", {"sweeps": {"tries/0001/pairs": "0" * 64}}, "lacks the line with which it ended"),
+        ("end", {"sweeps": {}}, "sweep tries/0001/pairs is missing, or the line"),
+        ("finished", {"sweeps": {"elsewhere": "0"}}, "sweep elsewhere is missing, or the line"),
+    ],
+)
+def test_a_ledger_that_was_written_anew_is_refuted(
+    claimed: Path, event: str, changed: dict[str, Any], told: str
+) -> None:
+    _again(claimed, event, **changed)
+    assert re.search(told, _refuted(claimed)), _refuted(claimed)
+
+
+def test_a_try_of_another_config_is_refuted(claimed: Path) -> None:
+    # Whoever has the secret can write a ledger with seeds that fit, and then has other runs.
+    config = claimed / "tries/0001/config.yaml"
+    config.write_text(config.read_text().replace("0.02", "0.03"))
+    (claimed / "baselines/0001.yaml").write_bytes(config.read_bytes())
+    _again(claimed, "try", config=sha256(config.read_bytes()))
+    wrong = _refuted(claimed)
+    assert "tries/0001/pairs computes another config than the try has: optimizer." in wrong
+    assert "Try 1 does not change optimizer.learning_rate: 0.001 -> 0.02" in wrong
+
+
+@pytest.mark.long
+def test_the_runs_of_a_claim_are_computed_again(claimed: Path, capsys) -> None:
+    words = ["claim", "verify", claimed / "claim.json", claimed, "--public=1", "--runs=2"]
+    printed = runs.printed(capsys, *words)
+    assert printed.count("has the same bits") == 2
+    assert "The files of 4 sweeps agree with their ledgers" in printed
+    assert "With `claims` in its file" not in printed
+
+
+# Code of a user's.
+
+
 LOSSES = """import helper
 from trainer import losses
 
@@ -544,7 +655,16 @@ def test_edited_code_is_tried_against_the_code_of_the_baseline(tmp_path, monkeyp
     assert (found["decided_by"], found["runs"]) == ("screen", 4)
     assert "the mean improvement" in referee("finish", "judge", "--pairs=3")
     (gain, *_) = _read(tmp_path / "judge").gains()
-    assert gain.improvement.low is not None and gain.improvement.low > 0.1
+    assert gain.improvement.value > 0.1
+    claim = tmp_path / "judge" / "claim.json"
+    runs_of = [sys.executable, "-m", "trainer", "claim"]
+    for words in (["write", "judge"], ["verify", claim, "judge", "--public=1", "--runs=4"]):
+        options = ["--vocabulary=mine"] if words[0] == "verify" else []
+        done = subprocess.run(
+            [*runs_of, *words, *options], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("has the same bits") == 4
     (copy, *_) = (tmp_path / "judge" / "code").glob("*/mine/losses.py")
     copy.write_text(LOSSES.replace("SMOOTHING", "OTHER"))
     assert "was changed: restore it" in referee("finish", "judge", code=2)

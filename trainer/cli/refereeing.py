@@ -82,7 +82,13 @@ def _status(arguments: argparse.Namespace) -> int:
     """Prints what was found, and writes the record."""
     from trainer.report.write import write
     from trainer.studies.referee import read_judge
-    from trainer.studies.referee_page import check_verdicts, found_sentences, make_page, result
+    from trainer.studies.referee_page import (
+        check_verdicts,
+        found_sentences,
+        last_hash,
+        make_page,
+        result,
+    )
 
     judge = read_judge(Path(arguments.folder), _runner(arguments))
     check_verdicts(judge)
@@ -90,7 +96,7 @@ def _status(arguments: argparse.Namespace) -> int:
         for each in judge.tries:
             show(json.dumps(result(judge, each)))
         return DONE
-    for sentence in found_sentences(judge):
+    for sentence in (*found_sentences(judge), last_hash(judge)):
         show(sentence)
     folder = Path(arguments.output or judge.folder / "report")
     made = made_by("referee", ["status", arguments.folder])
@@ -102,12 +108,14 @@ def _status(arguments: argparse.Namespace) -> int:
 def _finish(arguments: argparse.Namespace) -> int:
     """Compares the last baseline with the first on fresh seeds, also on test data."""
     from trainer.studies.referee import read_judge
-    from trainer.studies.referee_page import check_verdicts, found_sentences
+    from trainer.studies.referee_page import check_verdicts, found_sentences, last_hash
     from trainer.studies.referee_tries import measure_gain
 
     judge = read_judge(Path(arguments.folder), _runner(arguments))
     check_verdicts(judge)
     measure_gain(judge, arguments.pairs or judge.rules.pairs)
-    for sentence in found_sentences(judge.now):
+    judge = judge.now
+    for sentence in (*found_sentences(judge), last_hash(judge)):
         show(sentence)
+    show(f"To let others check this: python -m trainer claim write {judge.folder}")
     return DONE

@@ -215,7 +215,7 @@ def claim(arguments: argparse.Namespace) -> int:
 
 
 def _write_claim(arguments: argparse.Namespace) -> int:
-    """Writes a claim about a finished sweep."""
+    """Writes a claim about a finished sweep or referee."""
     from trainer.studies.claim import write_claim
 
     folder = Path(arguments.folder)

@@ -1,8 +1,8 @@
 """Claims that others can check: a file with the verdict of a sweep and the hashes of its evidence.
 
 Whoever has the file and the folder of the sweep computes the verdict again from the rows, and draws
-segments of runs, or whole runs, which are computed again and compared bit by bit. Start with
-`write_claim` and `verify_claim`.
+segments of runs, or whole runs, which are computed again and compared bit by bit. So it is with a
+referee and all of its sweeps. Start with `write_claim` and `verify_claim`.
 """
 
 import hashlib
@@ -18,9 +18,7 @@ from trainer import config as configs
 from trainer.config.wording import listing
 from trainer.engine.program import load_located
 from trainer.messages import UserError, refuse_os_errors
-from trainer.report.comparison import make_report, read_workloads
 from trainer.report.conditions import fingerprint_rows
-from trainer.report.results import Result
 from trainer.studies.claim_segments import (
     FEWEST,
     Recomputed,
@@ -31,13 +29,19 @@ from trainer.studies.claim_segments import (
     recompute,
     segments_of,
 )
+from trainer.studies.claim_subject import (
+    Subject,
+    SweepOfClaim,
+    is_referee,
+    read_subject,
+    wrong_of_referee,
+)
 from trainer.sweep.code_changes import versions_in
-from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.final import final_trials
 from trainer.sweep.ledger import Ledger, began_late, files_in
 from trainer.sweep.per_example_file import PER_EXAMPLE_FILE
-from trainer.sweep.plan import SEGMENTS, Plan, kept_steps
-from trainer.sweep.plan_file import check_vocabulary, read_plan
+from trainer.sweep.plan import SEGMENTS, kept_steps
+from trainer.sweep.plan_file import check_vocabulary
 from trainer.sweep.status import SweepReader
 from trainer.sweep.wave import ConfigFiles
 from trainer.train.pending import CLIPPED_FILE
@@ -60,7 +64,9 @@ class Claim:
     format: int  # 1
     sweep: str  # the name of the folder
     verdict: list[str]  # the sentences of the report
-    plan: str  # the digest of the plan, which has configs, spaces, seeds, goal and rules
+    # the digest of the plan, which has configs, spaces, seeds, goal and rules; of a referee, the
+    # SHA-256 of its rules
+    plan: str
     ledger: str  # the last hash of the ledger, which has those of all files of the runs
     runs: list[str]  # their folders
     code: dict[str, list[str]]  # name in the user's code -> the hashes that it had, in order
@@ -82,32 +88,32 @@ _DRAWN_BY = (
 
 
 def write_claim(folder: Path, file: Path) -> Claim:
-    """Writes a claim about a finished sweep; another claim that is there already stays."""
+    """Writes a claim about a finished sweep, or referee; another claim that is there stays."""
     # Raises UserError if it is there, if the sweep has not ended, has no ledger or files that
-    # disagree, or computes several trials at once, whose bits are not those of a run alone.
-    reader = SweepReader(folder)
-    if not reader.read().complete:
+    # disagree, or computes several trials at once, whose bits are not those of a run alone. A claim
+    # about code is written where its packages are not imported: their versions are in the ledger.
+    if not is_referee(folder):
+        _refuse_unfinished(SweepReader(folder))
+    subject = read_subject(folder)
+    for place, _, evidence, *_ in subject.parts:
+        if evidence.faults:
+            first = evidence.faults[0]
+            raise UserError(
+                f"Files of the sweep in {place} disagree: {first.file}: {first.why}. `python -m"
+                f" trainer sweep check {place}` names all."
+            )
+        if not evidence.ledger.head:
+            raise UserError(
+                f"The sweep in {place} has no ledger.jsonl, so that nothing shows its age."
+            )
+    if subject.judge is not None and not subject.judge.ledger.of("finished"):
         raise UserError(
-            f"The sweep in {folder} has not ended, and a claim is about all of its runs: compute"
-            " the rest first."
+            f"The referee in {folder} is not finished, and its secret must stay one: finish it"
+            f" first, with python -m trainer referee finish {folder}."
         )
-    if reader.plan.vmap is not None:
-        raise UserError(
-            f"The sweep in {folder} computed {reader.plan.vmap} trials at once by vmap, whose bits"
-            " are not those of the runs alone: there is nothing to compare with."
-        )
-    evidence = examine(folder)
-    if evidence.faults:
-        first = evidence.faults[0]
-        raise UserError(
-            f"Files of the sweep in {folder} disagree: {first.file}: {first.why}. `python -m"
-            f" trainer sweep check {folder}` names all."
-        )
-    if not evidence.ledger.head:
-        raise UserError(
-            f"The sweep in {folder} has no ledger.jsonl, so that nothing shows its age."
-        )
-    claim = _claim_of(folder, reader.plan, evidence, _results(folder))
+    for why in wrong_of_referee(subject):
+        raise UserError(f"The files of the referee in {folder} disagree. {why}")
+    claim = _claim_of(folder, subject)
     text = (json.dumps(as_json(claim), indent=1) + "\n").encode()
     with refuse_os_errors(f"{file} cannot be written"):
         if file.exists() and read_regular(file) != text:
@@ -117,6 +123,20 @@ def write_claim(folder: Path, file: Path) -> Claim:
             )
         replace_file(file, text)
     return claim
+
+
+def _refuse_unfinished(reader: SweepReader) -> None:
+    """Raises UserError if a sweep has not ended, or no claim can be about it."""
+    if not reader.read().complete:
+        raise UserError(
+            f"The sweep in {reader.path} has not ended, and a claim is about all of its runs:"
+            " compute the rest first."
+        )
+    if reader.plan.vmap is not None:
+        raise UserError(
+            f"The sweep in {reader.path} computed {reader.plan.vmap} trials at once by vmap, whose"
+            " bits are not those of the runs alone: there is nothing to compare with."
+        )
 
 
 def read_claim(file: Path) -> Claim:
@@ -136,46 +156,24 @@ def read_claim(file: Path) -> Claim:
     return claim
 
 
-def _claim_of(folder: Path, plan: Plan, evidence: Evidence, results: "_Results") -> Claim:
-    """Returns the claim that the files of a sweep support."""
-    runs = results.runs
+def _claim_of(folder: Path, subject: Subject) -> Claim:
+    """Returns the claim that the files of a sweep or referee support."""
+    runs, versions = subject.runs, dict[str, list[str]]()
+    for part in subject.parts:
+        for file, hashes in versions_in(part.evidence.ledger).items():
+            versions[file] = [*dict.fromkeys([*versions.get(file, ()), *hashes])]
     return Claim(
         format=FORMAT,
         sweep=folder.absolute().name,
-        verdict=results.verdict,
-        plan=plan.digest,
-        ledger=evidence.ledger.head,
+        verdict=subject.verdict,
+        plan=subject.plan,
+        ledger=subject.ledger,
         runs=sorted(runs),
-        code={file: list(hashes) for file, hashes in versions_in(evidence.ledger).items()},
+        code=versions,
         data=sorted({str(run.fingerprint.get("data", "")) for run in runs.values()}),
         environment=dict(fingerprint_rows([x for x in runs.values() if x.fingerprint])),
         lockstep=trainer.__version__,
         drawn_by=_DRAWN_BY,
-    )
-
-
-class _Results(NamedTuple):
-    """The results of a sweep."""
-
-    verdict: list[str]  # the sentences of its report
-    runs: dict[str, Result]  # those that have ended, by their folders
-    compared: set[str]  # the folders of those that are compared
-    winners: set[str]  # the folders of the trials by which a point won its search
-
-
-def _results(folder: Path) -> _Results:
-    workloads = read_workloads([str(folder)])
-    every = [run for each in workloads for run in (*each.trials, *each.finals)]
-    return _Results(
-        verdict=list(make_report(workloads, folder / "report").verdict),
-        runs={run.name: run for run in every if run.end != "missing"},
-        compared={run.name for each in workloads for run in each.finals},
-        winners={
-            run.name
-            for each in workloads
-            for run in each.trials
-            if each.winners.get((run.arm, run.search)) == run.number
-        },
     )
 
 
@@ -201,6 +199,7 @@ class Checked:
     underived: tuple[str, ...] = ()  # and on what of the plan was not derived from its files
     # what of the user's code no run of the claim had as it is here
     other_code: tuple[str, ...] = ()
+    sweeps: int | None = None  # how many a referee has; None for a sweep
 
     @property
     def forged(self) -> bool:
@@ -255,27 +254,24 @@ def verify_claim(
     # Segments of another environment may have other bits here; how far they may differ is measured
     # on more of the same kind. Whatever environment a run names, it is held against those of all
     # runs: a forger may name another one for what was forged.
-    claim, plan = read_claim(file), read_plan(folder)
-    check_vocabulary(folder, plan, vocabulary)
-    results, evidence = _results(folder), examine(folder)
-    runs = results.runs
-    made = _claim_of(folder, plan, evidence, results)
-    ledger = evidence.ledger
-    for why in (  # generators: what is further down costs more
-        _refuted(claim, made, evidence),
-        _unfounded(folder, plan, ledger, runs),
-        _unlike_at_first(plan, ledger, vocabulary),
-    ):
-        if refuted := tuple(why):
-            return Checked(refuted, len(claim.runs))
-    by_segments = wanted.segments is not None and plan.segments > 0
-    last, others, rest = _divided(results, by_segments)
+    claim, subject = read_claim(file), read_subject(folder, vocabulary)
+    parts, runs = subject.parts, subject.runs
+    for part in parts:
+        check_vocabulary(part.folder, part.plan, vocabulary)
+    if refuted := _refutations(claim, _claim_of(folder, subject), subject, vocabulary):
+        return Checked(refuted, len(claim.runs))
+    by_segments = wanted.segments is not None and any(part.plan.segments for part in parts)
+    last, others, rest = _divided(subject, by_segments)
     content = file.read_bytes()
     order = [others[name] for name in drawn(others, content, public)]
     count = wanted.runs if wanted.segments is None else wanted.segments
     picked, left = order[:count], {x.name: x for x in (*order[count:], *rest)}
-    finals = final_trials(folder, plan) or ()  # there are none without final seeds
-    kept = {trial.folder for trial in finals if plan.keeps_examples(trial)}
+    kept = {
+        part.prefix + trial.folder
+        for part in parts
+        for trial in final_trials(part.folder, part.plan) or ()  # none without final seeds
+        if part.plan.keeps_examples(trial)
+    }
     check = _Check(vocabulary, log, wanted.measured, kept)
     found = [check.compute(each) for each in (*last, *picked)]
     more = [left[name] for name in drawn(left, content, public)]
@@ -291,10 +287,28 @@ def verify_claim(
         last=len(last),
         claim=hashlib.sha256(content).hexdigest(),
         public=public,
-        caveats=tuple(_caveats(ledger)),
-        underived=evidence.underived,
-        other_code=_other_code(claim, vocabulary),  # which all programs have imported by now
+        caveats=tuple(dict.fromkeys(x for part in parts for x in _caveats(part.evidence.ledger))),
+        underived=tuple(dict.fromkeys(x for part in parts for x in part.evidence.underived)),
+        # All programs have imported it by now, or import copies that the referee has.
+        other_code=() if subject.judge else _other_code(claim, vocabulary),
+        sweeps=len(parts) if subject.judge else None,
     )
+
+
+def _refutations(
+    claim: Claim, made: Claim, subject: Subject, vocabulary: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns what of a claim is not so, by files; of several kinds, the first that is found."""
+    for why in (  # generators: what is further down costs more
+        _refuted(claim, made, subject.parts),
+        *map(_unfounded, subject.parts),
+        wrong_of_referee(subject),
+        # No run of a referee counts as collapsed.
+        *(() if subject.judge else (_unlike_at_first(x, vocabulary) for x in subject.parts)),
+    ):
+        if refuted := tuple(why):
+            return refuted
+    return ()
 
 
 def _other_code(claim: Claim, vocabulary: Sequence[str]) -> tuple[str, ...]:
@@ -305,19 +319,20 @@ def _other_code(claim: Claim, vocabulary: Sequence[str]) -> tuple[str, ...]:
 
 
 def _divided(
-    results: _Results, by_segments: bool
+    subject: Subject, by_segments: bool
 ) -> tuple[list[Segment], dict[str, Segment], list[Segment]]:
     """Returns the segments that are always computed, those that are drawn from, and the rest."""
     # Whole runs are drawn from all.
     if not by_segments:
-        every = [each for run in results.runs.values() for each in segments_of(run, ())]
+        runs = [(run, part.code) for part in subject.parts for run in part.runs.values()]
+        every = [each for run, code in runs for each in segments_of(run, (), code)]
         return [], {each.name: each for each in every}, []
     last, others, rest = list[Segment](), dict[str, Segment](), list[Segment]()
-    for name, run in results.runs.items():
+    for name, run in subject.runs.items():
         *before, end = segments_of(run, kept_by(run))
-        decisive = name in results.compared | results.winners
+        decisive = name in subject.compared | subject.winners
         (last if decisive else rest).append(end)
-        if name in results.compared:
+        if name in subject.compared:
             others |= {each.name: each for each in before}
         else:
             rest += before
@@ -363,11 +378,11 @@ class _Check:
         return Tolerance(measured, begins_run, drawn_ones, drawn_ones + len(of_kind))
 
 
-def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
+def _refuted(claim: Claim, made: Claim, parts: Sequence[SweepOfClaim]) -> Iterator[str]:
     """Yields what of a claim the files of a folder, which support `made`, do not support."""
-    for fault in evidence.faults:
-        yield f"{fault.file}: {fault.why}."
-    if evidence.faults:
+    faults = [f"{x.prefix}{fault.file}: {fault.why}." for x in parts for fault in x.evidence.faults]
+    yield from faults
+    if faults:
         return
     if made.plan != claim.plan:
         yield "The plan of the folder is not that of the claim: it is another or extended sweep."
@@ -394,19 +409,20 @@ def _refuted(claim: Claim, made: Claim, evidence: Evidence) -> Iterator[str]:
             yield f"The claim has the {name} {theirs!r}, and the folder {ours!r}.{advice}"
 
 
-def _unfounded(
-    folder: Path, plan: Plan, ledger: Ledger, runs: Mapping[str, Result]
-) -> Iterator[str]:
+def _unfounded(part: SweepOfClaim) -> Iterator[str]:
     """Yields what a check would read of the runs that plan or ledger do not determine."""
+    plan, start = part.plan, part.prefix
     files = ConfigFiles(plan.vocabulary)
-    listed = {x.content["trial"]: x.content["files"] for x in ledger.of("trial")}
-    trials = {x.folder: x for x in (*plan.trials, *(final_trials(folder, plan) or ()))}
-    for name, run in runs.items():
+    ended = part.evidence.ledger.of("trial")
+    listed = {start + x.content["trial"]: x.content["files"] for x in ended}
+    planned = (*plan.trials, *(final_trials(part.folder, plan) or ()))
+    trials = {start + x.folder: x for x in planned}
+    for name, run in part.runs.items():
         needed = [x for x in files_in(run.folder) if x in _NEEDED or x.startswith(f"{SEGMENTS}/")]
         if missing := [file for file in needed if file not in listed.get(name, {})]:
             yield f"{name}/{missing[0]}: ledger.jsonl has no hash of it."
-        planned = kept_steps(run.steps, plan.segments, run.first_step)
-        if strange := set(kept_by(run)).difference(planned):
+        steps = kept_steps(run.steps, plan.segments, run.first_step)
+        if strange := set(kept_by(run)).difference(steps):
             yield f"{name}/{SEGMENTS}/{min(strange)}: by the plan, this run keeps no such state."
         file, wanted = run.folder / "config.yaml", files.texts(trials[name])["config.yaml"]
         if read_regular(file) != wanted.encode():  # another version may have written it otherwise
@@ -414,10 +430,11 @@ def _unfounded(
                 yield f"{name}/config.yaml: it is not the config of the plan: {unlike[0]}."
 
 
-def _unlike_at_first(plan: Plan, ledger: Ledger, words: Sequence[str]) -> Iterator[str]:
+def _unlike_at_first(part: SweepOfClaim, words: Sequence[str]) -> Iterator[str]:
     """Yields which metrics before the first step the ledger has otherwise than configs here."""
     # They decide which runs collapsed. Other environments differ by rounding only. Ledgers of
     # earlier versions have none.
+    plan, ledger = part.plan, part.evidence.ledger
     programs = {plan.example_of(shared).folder: shared for shared in plan.programs}
     noted = [
         (x.content["trial"], x.content["arms"], x.content["values"]) for x in ledger.of("initial")

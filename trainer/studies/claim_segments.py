@@ -28,6 +28,7 @@ from trainer.diagnose.verify import TrainerProcess
 from trainer.engine.program import load_located
 from trainer.messages import DONE, FAILED, STOPPED, UserError
 from trainer.report.results import Result
+from trainer.studies.referee_runs import importing_from
 from trainer.sweep.ledger import files_in
 from trainer.sweep.per_example_file import example_differences
 from trainer.sweep.plan import SEGMENTS
@@ -52,6 +53,7 @@ class Segment:
     run: Result
     start: int = 0  # the step of the state with which it begins; 0 for the first state of the run
     end: int | None = None  # its last step; None for that of the run
+    code: Path | None = None  # the folder from which it imports packages; None for as here
 
     @property
     def name(self) -> str:
@@ -73,14 +75,14 @@ def kept_by(run: Result) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
-def segments_of(run: Result, kept: Sequence[int]) -> Iterator[Segment]:
+def segments_of(run: Result, kept: Sequence[int], code: Path | None = None) -> Iterator[Segment]:
     """Yields the segments between the steps `kept`; if it is empty, the whole run as one."""
     starts = sorted(kept)
     for start, end in zip([0, *starts], [*starts, None], strict=True):
         # A trial that was stopped early may end with the state that it keeps.
         steps = (row["step"] for row in iterate_metrics(run.folder))
         if not start or end is not None or max(steps, default=0) > start:
-            yield Segment(run, start, end)
+            yield Segment(run, start, end, code)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def recompute(
         command += [f"--until={until}"] if until is not None else []
         if segment.start:
             _begin(segment, again)
-        with TrainerProcess(command, again) as process:
+        with TrainerProcess(command, again, importing_from(segment.code)) as process:
             process.wait(DONE, STOPPED, FAILED)
             summary = _ended(segment, read_summary(again), until, process)
         record = read_record(again / "run.json")

@@ -12,6 +12,7 @@ from trainer.studies import claim_segments as segments
 from trainer.studies.claim import Checked
 
 _LISTED = 4
+_KEEP = " With `claims` in its file, a sweep keeps what it takes to compute all of them again."
 
 
 def claim_sentences(checked: Checked) -> Iterator[str]:
@@ -20,12 +21,7 @@ def claim_sentences(checked: Checked) -> Iterator[str]:
         yield from checked.refuted
         yield "Not verified: no run was computed again."
         return
-    derived = "" if checked.underived else "the plan with the file of the sweep, "
-    yield (
-        f"The files agree with the ledger, {derived}plan and ledger with the claim, the configs"
-        " with the plan, and the verdict is the one that the rows of"
-        f" {plural(checked.runs, 'run')} give."
-    )
+    yield _agreement(checked)
     yield from (*checked.underived, *checked.caveats)
     if checked.public:
         yield (
@@ -54,6 +50,22 @@ def claim_sentences(checked: Checked) -> Iterator[str]:
         yield from _within(checked)
     else:
         yield _unknown(checked)
+
+
+def _agreement(checked: Checked) -> str:
+    """Says which files agree with which."""
+    rows = f"that the rows of {plural(checked.runs, 'run')} give."
+    if checked.sweeps is not None:
+        return (
+            f"The files of {plural(checked.sweeps, 'sweep')} agree with their ledgers, these with"
+            " that of the referee, and that with the claim; the seeds with its secret, the configs"
+            f" with the tries and rules, and the verdicts are those {rows}"
+        )
+    derived = "" if checked.underived else "the plan with the file of the sweep, "
+    return (
+        f"The files agree with the ledger, {derived}plan and ledger with the claim, the configs"
+        f" with the plan, and the verdict is the one {rows}"
+    )
 
 
 def _unknown(checked: Checked) -> str:
@@ -150,8 +162,7 @@ def _power(checked: Checked) -> str:
         return (
             f"Verified, as far as {plural(count, 'run')} of {total:,} can: had somebody forged one"
             f" of them, it would have been drawn {few}. The last evaluations, on which the verdict"
-            " rests, were computed again of these runs only. With `claims` in its file, a sweep"
-            " keeps what it takes to compute all of them again."
+            f" rests, were computed again of these runs only.{'' if checked.sweeps else _KEEP}"
         )
     return (
         f"Verified, as far as {last} can, and {count:,} of the {plural(total, 'other segment')} of"

@@ -88,11 +88,12 @@ def found_sentences(judge: Judge) -> list[str]:
     )
     if keeps:
         last = keeps[-1]
+        baseline = judge.baseline(len(keeps)).relative_to(judge.folder)
         lines.append(
-            f"The baseline is that of try {last.number}: {judge.baseline(len(keeps))}. Gains of"
+            f"The baseline is that of try {last.number}: {baseline}. Gains of"
             " keeps do not add up: `referee finish` measures the gain of all together."
         )
-    for gain in (gains := judge.gains()):
+    for gain in judge.gains():
         low, high = gain.improvement.low, gain.improvement.high
         within = "" if low is None or high is None else f", 95% from {low:.3g} to {high:.3g}"
         lines.append(
@@ -100,17 +101,23 @@ def found_sentences(judge: Judge) -> list[str]:
             f" baseline over the first is {gain.improvement.value:.3g}{within}, in {gain.row}: from"
             f" {gain.first:.4g} to {gain.last:.4g}."
         )
-    if not gains:
+    if judge.ledger.of("finish"):
+        lines.append("It is finished: no more changes are tried.")
+    else:
         left = rules.most_tries - judge.decided
         lines.append(
             f"The next try is kept at an e-value of {judge.next_levels.keep:.4g}, and"
             f" {plural(left, 'try')} more can be decided."
         )
-    lines.append(
+    return lines
+
+
+def last_hash(judge: Judge) -> str:
+    """Says with which hash the ledger ends."""
+    return (
         f"The last hash of the ledger is {judge.ledger.head}. Once it is published, nobody can"
         " change what was before it unseen."
     )
-    return lines
 
 
 def make_page(judge: Judge, made: str) -> Report:
@@ -132,7 +139,9 @@ def make_page(judge: Judge, made: str) -> Report:
     )
     figures = (_ladder(judge),) if judge.keeps else ()
     block = Block(
-        text=(noise_of(judge).sentence, how, share), figures=figures, tables=(_table(results),)
+        text=(noise_of(judge).sentence, how, share, last_hash(judge)),
+        figures=figures,
+        tables=(_table(results),),
     )
     panel = Panel("tries", "Tries", "tests", (block,))
     title = rules.title or judge.folder.name

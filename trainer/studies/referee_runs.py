@@ -61,7 +61,7 @@ class Runner:
             return
         words = plan_file.work_command(folder, self.vocabulary)
         command = [sys.executable, *words, f"--workers={self.workers}", "--watched"]
-        environment = _importing_from(code)
+        environment = importing_from(code)
         ended = local.run_workers(command, self.workers, self.signals, self.log, environment)
         if ended != DONE and not self._ended(folder):
             raise Interrupted(ended)
@@ -89,7 +89,7 @@ class Runner:
         words += [f"--config={file}", *(f"--vocabulary={each}" for each in self.vocabulary)]
         done = subprocess.run(
             [sys.executable, "-m", "trainer", "sweep", *words],
-            env={**os.environ, **_importing_from(code)},
+            env={**os.environ, **importing_from(code)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -147,7 +147,7 @@ class Runner:
         return theirs - ours if self.goal.better == "min" else ours - theirs
 
 
-def _importing_from(code: Path | None) -> dict[str, str]:
+def importing_from(code: Path | None) -> dict[str, str]:
     """Returns environment variables with which a process imports packages from a folder first."""
     if code is None:
         return {}

@@ -87,10 +87,13 @@ def start(config: Config, folder: Path, runner: Runner) -> tuple[Judge, Noise]:
 
 
 def _make_secret(folder: Path) -> bytes:
+    """Writes a new secret, which only its owner can read; without it, no try can be judged."""
     secret = secrets.token_hex(32).encode()
     descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:
         file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
     return secret
 
 
@@ -123,21 +126,22 @@ def measure_gain(judge: Judge, pairs: int) -> list[Gain]:
         if judge.tries and not judge.tries[-1].verdict:
             last = judge.tries[-1].number
             raise UserError(f"Try {last} has not ended: start its command again, and wait.")
-        if not (keeps := len(judge.keeps)):
-            raise UserError("No try was kept, so that there is no gain to measure.")
+        keeps = len(judge.keeps)
         if not judge.ledger.of("finish"):
-            seeds = [*_draw(judge, f"finish {judge.ledger.head}", pairs, 0)]
+            wanted = pairs if keeps else 0
+            seeds = [*_draw(judge, f"finish {judge.ledger.head}", wanted, 0)]
             append(judge.folder, [{"event": "finish", "seeds": seeds}])
             judge = judge.now
         seeds, folder = judge.ledger.of("finish")[0].content["seeds"], judge.folder / "finish"
         arms = {BASELINE: judge.baseline(0), TRY: judge.baseline(keeps)}
-        sweeps = judge.sweeps(folder, 0, judge.code(keeps))
+        sweeps = judge.sweeps(folder, 0, judge.code(keeps)) if keeps else {}
         _compute(judge, sweeps, arms, seeds, tested=True)
         if not judge.ledger.of("finished"):
             ends = referee_runs.ends_of_ledgers(judge.folder, sweeps)
             append(judge.folder, [{"event": "finished", "sweeps": ends}])
             judge = judge.now
-    if not (gains := judge.gains()):
+    gains = judge.gains()
+    if keeps and not gains:
         raise UserError(f"A run in {judge.folder / 'finish'} did not end with a finite metric.")
     return gains
 
@@ -158,7 +162,7 @@ def _enter(judge: Judge, config: Config, code: str, note: str) -> int:
             " its rules allow: finish it, and start another one with the last of baselines/."
         )
     baseline = len(judge.keeps)
-    changes = _changes(judge, baseline, config, code)
+    changes = changes_of(judge, baseline, config, code)
     number, text = len(judge.tries) + 1, dump(config.root).encode()
     folder = judge.folder / f"tries/{number:04}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +173,7 @@ def _enter(judge: Judge, config: Config, code: str, note: str) -> int:
     return number
 
 
-def _changes(judge: Judge, baseline: int, config: Config, code: str) -> list[str]:
+def changes_of(judge: Judge, baseline: int, config: Config, code: str) -> list[str]:
     """Returns what a try changes of a baseline; UserError if that is nothing, or must not be."""
     packages = judge.runner.vocabulary
     both = {BASELINE: load([judge.baseline(baseline)]), TRY: config}
@@ -179,16 +183,26 @@ def _changes(judge: Judge, baseline: int, config: Config, code: str) -> list[str
     if not found and not edited:
         since = f", as try {judge.keeps[-1].number} has left it" if baseline else ""
         raise UserError(f"The change changes nothing of the baseline{since}.")
-    free = [*(path for path in FREE if path not in FIXED), *judge.rules.free]
+    refuse_arguments(judge, found)
+    free = _free(judge)
+    before = referee_runs.code_of_runs(_runs_of_baseline(judge, baseline))
+    referee_code.refuse_edits(edited, before, packages, both.values(), free)
+    return [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()] + edited
+
+
+def refuse_arguments(judge: Judge, found: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises UserError if a try changes an argument, path -> values, that it must not."""
+    free = _free(judge)
     for path, values in found.items():
         if not is_under(path, free):
             raise UserError(
                 f"A try must not change {path}, here from {values[BASELINE]} to {values[TRY]}:"
                 f" it may change {joined(free)}."
             )
-    before = referee_runs.code_of_runs(_runs_of_baseline(judge, baseline))
-    referee_code.refuse_edits(edited, before, packages, both.values(), free)
-    return [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()] + edited
+
+
+def _free(judge: Judge) -> list[str]:
+    return [*(path for path in FREE if path not in FIXED), *judge.rules.free]
 
 
 def _go_on(judge: Judge, each: Try) -> Try:
@@ -292,12 +306,23 @@ def _compute(
 
 def _draw(judge: Judge, line: str, count: int, first: int) -> Iterator[int]:
     """Yields seeds that were never used, from the secret and the hash of a line."""
+    used = {*read_plan(judge.folder / "noise").seeds, *(x for y in judge.tries for x in y.seeds)}
+    return seeds_from(read_secret(judge), line, count, first, used)
+
+
+def read_secret(judge: Judge) -> bytes:
+    """Returns the secret of a referee; raises UserError if it is not that of its start."""
     file = judge.folder / SECRET_FILE
     secret = read_regular(file) if file.exists() else b""
     if sha256(secret) != judge.ledger.of("start")[0].content["secret"]:
         what = "was changed" if secret else "is missing"
-        raise UserError(f"{file} {what}: restore it to draw seeds.")
-    used = {*read_plan(judge.folder / "noise").seeds, *(x for y in judge.tries for x in y.seeds)}
+        raise UserError(f"{file} {what}: restore it, as seeds are drawn with it.")
+    return secret
+
+
+def seeds_from(secret: bytes, line: str, count: int, first: int, used: set[int]) -> Iterator[int]:
+    """Yields a number of seeds from a secret and a line, and adds them to those that are used."""
+    # `first` is how many were drawn for the line before.
     while count > 0:
         drawn = hmac.digest(secret, f"{line} {first}".encode(), "sha256")
         first += 1
