@@ -96,8 +96,8 @@ def test_the_pairs_that_are_needed_are_those_that_simulation_takes() -> None:
     levels, rng = Levels.of(0.1, 200, 0), np.random.default_rng(0)
     needed = pairs_needed(levels, 1.0)
     assert needed == 46
-    kept = [levels.judge(rng.standard_normal(needed) + 1 > 0)[0] == "keep" for _ in range(4000)]
-    assert np.mean(kept) == pytest.approx(0.8, abs=0.04)
+    kept = [levels.judge(rng.standard_normal(needed) + 1 > 0)[0] == "keep" for _ in range(1500)]
+    assert np.mean(kept) == pytest.approx(0.8, abs=0.05)
     assert pairs_needed(levels, 0.05) is None
 
 
@@ -286,7 +286,7 @@ def test_without_a_screen_pairs_discard_a_change_that_does_nothing(tmp_path, cap
 
 
 def test_a_try_that_cannot_be_decided_is_undecided(judge: Path, capsys, monkeypatch) -> None:
-    gains = itertools.cycle([1.0, 1.0, 1.0, -1.0])
+    gains = itertools.cycle([1.0, -1.0])
     monkeypatch.setattr(referee_runs.Runner, "gain", lambda *_: next(gains))
     found = _tried(capsys, judge, "--set", NONE, code=4)
     assert found["verdict"] == "undecided" and "cannot decide" in found["why"]

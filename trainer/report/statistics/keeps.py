@@ -137,8 +137,8 @@ def typical_difference(differences: ArrayLike, error: float = 0.05) -> tuple[flo
     probability of 1 - `error` whenever one looks; also of values that are infinite. It is None
     where so few differences exclude nothing.
 
-    >>> typical_difference([0.5, 0.1, 0.3, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0])
-    (0.2, 0.9)
+    >>> typical_difference([0.5, 0.1, 0.3, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2])
+    (0.2, 1.1)
     """
     import numpy as np
 
