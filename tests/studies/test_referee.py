@@ -286,7 +286,7 @@ def test_without_a_screen_pairs_discard_a_change_that_does_nothing(tmp_path, cap
 
 
 def test_a_try_that_cannot_be_decided_is_undecided(judge: Path, capsys, monkeypatch) -> None:
-    gains = itertools.cycle([1.0, -1.0])
+    gains = itertools.chain([1.0] * 4, itertools.cycle([1.0, -1.0]))  # first those of the screen
     monkeypatch.setattr(referee_runs.Runner, "gain", lambda *_: next(gains))
     found = _tried(capsys, judge, "--set", NONE, code=4)
     assert found["verdict"] == "undecided" and "cannot decide" in found["why"]
