@@ -726,4 +726,4 @@ def test_modules_of_what_a_try_may_not_change_stay(
 ) -> None:
     configs = [load([tmp_path / "base.yaml"])]
     with pytest.raises(UserError, match=told) if told else contextlib.nullcontext():
-        referee_code.refuse_edits([edited], {}, ["mine"], configs, free)
+        referee_code.refuse_edits([edited], ["mine"], configs, free)

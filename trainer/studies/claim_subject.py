@@ -28,8 +28,6 @@ from trainer.sweep.plan_file import read_plan
 from trainer.train.signals import StopSignals
 from trainer.writers.files import read_regular
 
-_SET = ("seed", "eval_splits")  # by the referee, in the configs of runs
-
 
 class SweepOfClaim(NamedTuple):
     """A sweep of those that a claim is about."""
@@ -169,7 +167,7 @@ def _other_seeds(judge: Judge) -> Iterator[str]:
             lines[content["number"]] = content["hash"]
         elif entry.event in ("seeds", "finish"):
             number = content.get("number", 0)
-            line = lines[number] if number else f"finish {content['before']}"
+            line = lines.get(number, "") if number else f"finish {content['before']}"
             seeds, first = content["seeds"], counts.get(number, 0)
             if [*referee_tries.seeds_from(secret, line, len(seeds), first, used)] != seeds:
                 yield f"line {entry.line} of ledger.jsonl has seeds that the secret does not give."
@@ -190,33 +188,33 @@ def _other_configs(judge: Judge, part: SweepOfClaim) -> Iterator[str]:
         seeds = part.plan.seeds if name.endswith("screen") else each.seeds
     if {*part.plan.seeds} != {*seeds}:
         yield f"{name} has other seeds than those that were drawn for it."
-    wanted = {arm: _without_seed(configs.load([file])) for arm, file in arms.items()}
+    # Only `referee finish` evaluates more than the split that decides.
+    splits = {} if name.startswith("finish") else {"eval_splits": [judge.rules.goal.select_on]}
     for trial in part.plan.trials:
-        unlike = configs.diff(wanted[trial.arm], _without_seed(trial.config))
-        if unlike:
+        if trial.arm not in arms:
+            yield f"{name} computes {trial.arm}, which is not part of a try."
+            return
+        wanted = configs.load([arms[trial.arm]]).root
+        kwargs = {**wanted.kwargs, **splits, "seed": trial.seed}
+        if unlike := configs.diff(configs.Call(wanted.name, kwargs), trial.config.root):
             yield f"{name} computes another config than the try has: {unlike[0]}."
             return
-
-
-def _without_seed(config: configs.Config) -> configs.Call:
-    kwargs = {key: value for key, value in config.root.kwargs.items() if key not in _SET}
-    return configs.Call(config.root.name, kwargs)
 
 
 def _not_allowed(judge: Judge) -> Iterator[str]:
     """Yields which tries change what they must not, or otherwise than the ledger says."""
     for each in judge.tries:
-        files = judge.baseline(each.baseline), judge.config(each)
-        first, config = (configs.load([file]) for file in files)
+        files = {BASELINE: judge.baseline(each.baseline), TRY: judge.config(each)}
+        both = {arm: configs.load([file]) for arm, file in files.items()}
         try:
-            if not each.code:
-                changes = referee_tries.changes_of(judge, each.baseline, config, each.code)
-                if changes != [*each.changes]:
+            try:
+                found = referee_tries.changes_of(judge, each.baseline, both[TRY], each.code)
+            except configs.ConfigError:
+                # A function of a package is not there any more: the files alone are compared.
+                texts = {arm: dict(arguments(config.root, "")) for arm, config in both.items()}
+                referee_tries.refuse_arguments(judge, differing_arguments(texts))
+            else:
+                if found != [*each.changes]:
                     yield f"Try {each.number} does not change {joined(each.changes)}."
-                continue
-            # Its functions may not be in the packages as they are here: nothing is built.
-            both = {BASELINE: first, TRY: config}
-            found = {name: dict(arguments(x.root, "")) for name, x in both.items()}
-            referee_tries.refuse_arguments(judge, differing_arguments(found))
         except UserError as error:
             yield f"Try {each.number}: {error}"

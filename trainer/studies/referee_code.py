@@ -26,7 +26,7 @@ _MOST = 64 << 20  # bytes of a copy
 
 def keep(judge: Path, packages: Sequence[str]) -> str:
     """Copies packages into the folder of a referee; returns the hash of the copy, "" of none."""
-    found = {name: read_regular(file) for name, file in _files_of(packages)}
+    found = {name: file.read_bytes() for name, file in _files_of(packages)}
     if not found:
         return ""
     if (size := sum(map(len, found.values()))) > _MOST:
@@ -57,7 +57,7 @@ def copy_of(judge: Path, hash: str) -> Path | None:
 
 
 def _hash(files: Mapping[str, bytes]) -> str:
-    return sha256(json.dumps({x: sha256(files[x]) for x in sorted(files)}).encode())[:16]
+    return sha256(json.dumps({x: sha256(files[x]) for x in sorted(files)}).encode())
 
 
 def _files_of(packages: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -92,16 +92,8 @@ def edits(judge: Path, old: str, new: str) -> list[str]:
     )
 
 
-def refuse_edits(
-    edited: Sequence[str],
-    before: Mapping[str, str],
-    packages: Sequence[str],
-    configs: Iterable[Config],
-    free: Sequence[str],
-) -> None:
-    """Raises UserError if the code differs in what a try must not change."""
-    # That is a module outside the packages, by `before`, the hashes with which the baseline ran;
-    # and a module with a function that the configs name at another path than the `free` ones.
+def refuse_edits_beside(before: Mapping[str, str], packages: Sequence[str]) -> None:
+    """Raises UserError if a module outside the packages differs from the code before, by hashes."""
     now, tops = code.hashes(packages), _tops(packages)
     beside = [
         name
@@ -113,6 +105,13 @@ def refuse_edits(
             f"{joined(beside)} is not as when the baseline ran with it, and both runs of a pair"
             " would change: restore it, as only the packages of --vocabulary may be edited."
         )
+
+
+def refuse_edits(
+    edited: Sequence[str], packages: Sequence[str], configs: Iterable[Config], free: Sequence[str]
+) -> None:
+    """Raises UserError if a try edits a module that it must not."""
+    # That is one with a function that the configs name at another path than the `free` ones.
     named = [*_named(configs, packages)]
     fixed = {file: (path, name) for path, name, file, _ in named if not is_under(path, free)}
     may = {f"{file}::{own}" for path, _, file, own in named if is_under(path, free)}

@@ -163,6 +163,8 @@ def _enter(judge: Judge, config: Config, code: str, note: str) -> int:
         )
     baseline = len(judge.keeps)
     changes = changes_of(judge, baseline, config, code)
+    before = referee_runs.code_of_runs(_runs_of_baseline(judge, baseline))
+    referee_code.refuse_edits_beside(before, judge.runner.vocabulary)
     number, text = len(judge.tries) + 1, dump(config.root).encode()
     folder = judge.folder / f"tries/{number:04}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,9 +186,7 @@ def changes_of(judge: Judge, baseline: int, config: Config, code: str) -> list[s
         since = f", as try {judge.keeps[-1].number} has left it" if baseline else ""
         raise UserError(f"The change changes nothing of the baseline{since}.")
     refuse_arguments(judge, found)
-    free = _free(judge)
-    before = referee_runs.code_of_runs(_runs_of_baseline(judge, baseline))
-    referee_code.refuse_edits(edited, before, packages, both.values(), free)
+    referee_code.refuse_edits(edited, packages, both.values(), _free(judge))
     return [f"{x}: {each[BASELINE]} -> {each[TRY]}" for x, each in found.items()] + edited
 
 
@@ -207,6 +207,11 @@ def _free(judge: Judge) -> list[str]:
 
 def _go_on(judge: Judge, each: Try) -> Try:
     """Judges a try that is in the ledger, from where it was interrupted."""
+    if each.code and not judge.runner.vocabulary:
+        raise UserError(
+            f"Try {each.number} has not ended, and runs code of yours: add --vocabulary=PACKAGE to"
+            " the command, so that it can go on."
+        )
     try:
         ended = _screened(judge, each)
         while ended is None:
