@@ -17,11 +17,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tests import runs
 from tests.chaos_sweep import command
 from tests.studies.test_referee import BASE, GOOD, RULES
 from tests.sweep_results import compare
+from trainer.studies.referee import EVENTS
+from trainer.sweep.ledger import read_ledger
 
 LIVES = 4  # the last one of each try is not killed
 SWEEPS = ("screen", "pairs")
@@ -58,12 +61,26 @@ def disturb(folder: Path, rng: random.Random, seconds: float) -> int:
     raise AssertionError
 
 
+def lines(judge: Path) -> Iterator[dict[str, Any]]:
+    """Yields the lines of a ledger, without the hashes of files that have times, and their own."""
+    for entry in read_ledger(judge, EVENTS).entries:
+        ends = entry.content.get("sweeps", {})
+        for name, end in ends.items():
+            assert end in [x.content["hash"] for x in read_ledger(judge / name).entries]
+        # All before has the same hashes, as each copy began with the same lines.
+        own = {} if entry.event == "end" else {"hash": entry.content["hash"]}
+        told = {key: entry.content[key] for key in EVENTS[entry.event] if key != "sweeps"}
+        yield {**told, **own, "sweeps": sorted(ends)}
+
+
 def differences(ours: Path, theirs: Path) -> list[str]:
     """Returns what is not as in the undisturbed folder."""
     found = []
-    for name in ("ledger.jsonl", "baselines/0001.yaml", "tries/0001/config.yaml"):
+    for name in ("baselines/0001.yaml", "tries/0001/config.yaml"):
         if (ours / name).read_bytes() != (theirs / name).read_bytes():
             found.append(f"{name} differs")
+    if list(lines(ours)) != list(lines(theirs)):
+        found.append("ledger.jsonl differs")
     for name in SWEEPS:
         sweeps = ours / "tries/0001" / name, theirs / "tries/0001" / name
         wrong = compare(*sweeps, steps=12, plan=False)
