@@ -185,12 +185,12 @@ def test_rollbacks_on_the_path_to_a_step_are_repeated(tmp_path):
 DYING = """
     import os, signal, sys
     from trainer.train import loop, rollback
-    from trainer.checkpoint import Checkpoints, manager
+    from trainer.checkpoint import Checkpoints, folder
     from trainer.__main__ import main
     owner, name, before = {{
         "the turn is noted": (rollback.RollbackLog, "add", True),
         "the turn was noted": (rollback.RollbackLog, "add", False),
-        "a checkpoint is removed": (manager, "remove", True),
+        "a checkpoint is removed": (folder.Folder, "remove", True),
         "checkpoints were removed": (Checkpoints, "discard_after", False),
         "the turn was made": (loop.Loop, "_read_after", False),
     }}[{moment!r}]
