@@ -636,7 +636,8 @@ def test_edited_code_is_tried_against_the_code_of_the_baseline(tmp_path, monkeyp
     referee("start", "--config=referee.yaml", "--workdir=judge")
     assert "changes nothing" in referee("try", "judge", code=2)
     (lab / "optimizers.py").write_text(OPTIMIZERS.replace("1e-3", "0.02"))
-    found = json.loads(referee("try", "judge", "--json"))
+    # A default that is written out is no change, also where no package is imported.
+    found = json.loads(referee("try", "judge", "--json", "--set", "model.num_classes=10"))
     # It is better than the same config with the old code, and what both of them import is there.
     assert (found["verdict"], found["changes"]) == ("keep", ["mine/optimizers.py::adam"])
     change = "optimizer=!mine.optimizers.broken"

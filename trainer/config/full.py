@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config import signatures
 from trainer.config.build import Builder
 from trainer.config.signatures import Slot, TypeMismatch
-from trainer.config.tree import Call, Config, Tree, join
+from trainer.config.tree import Call, Config, ConfigError, Tree, join
 from trainer.config.units import quantity
 from trainer.config.yaml_writer import dump
 
@@ -32,8 +32,13 @@ def full_text(config: Config, vocabulary: Sequence[str] = ()) -> str:
     return "".join([_HEAD, dump(root), *([_NOT_SPELLED] if lines else []), *lines])
 
 
-def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict[str, str]]:
+def complete(
+    config: Config, vocabulary: Sequence[str] = (), keep_unknown: bool = False
+) -> tuple[Call, dict[str, str]]:
     """Returns a tree with all defaults, and path -> text for those that a config cannot spell.
+
+    A call of a function that is not found raises ConfigError, or with `keep_unknown` stays as it is
+    written.
 
     Example:
         >>> from trainer import config
@@ -41,19 +46,24 @@ def complete(config: Config, vocabulary: Sequence[str] = ()) -> tuple[Call, dict
         >>> root.kwargs["precision"], root.kwargs["log_every"]
         ('float32', '2%')
     """
-    completion = _Completion(Builder(config, vocabulary).function)
+    completion = _Completion(Builder(config, vocabulary).function, keep_unknown)
     return completion.call(config.root, Slot(), ""), completion.left
 
 
 class _Completion:
     """Copies a tree, and adds defaults to its calls; `left` are those that cannot be added."""
 
-    def __init__(self, function_of: Any):
-        self._function_of = function_of
+    def __init__(self, function_of: Any, keep_unknown: bool = False):
+        self._function_of, self._keep_unknown = function_of, keep_unknown
         self.left: dict[str, str] = {}
 
     def call(self, call: Call, slot: Slot, path: str) -> Call:
-        function = self._function_of(call.name)
+        try:
+            function = self._function_of(call.name)
+        except ConfigError:
+            if self._keep_unknown:
+                return call
+            raise
         is_factory = signatures.takes_optimizer(slot.hint)
         kwargs = {
             name: self._tree(x, slot.of_argument(function, name, is_factory), join(path, name))

@@ -227,11 +227,10 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
 class TrainerProcess:
     """A context manager of a trainer process, which is killed at the end of the block."""
 
-    # `environment` is added to the variables of this process.
-
     def __init__(
         self, command: Sequence[str], workdir: Path, environment: Mapping[str, str] | None = None
     ):
+        # `environment` is added to the variables of this process.
         workdir.parent.mkdir(parents=True, exist_ok=True)
         # Not a pipe: nobody reads while the process runs, and a full pipe would block it.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115

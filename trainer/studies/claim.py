@@ -95,16 +95,16 @@ def write_claim(folder: Path, file: Path) -> Claim:
     if not is_referee(folder):
         _refuse_unfinished(SweepReader(folder))
     subject = read_subject(folder)
-    for place, _, evidence, *_ in subject.parts:
-        if evidence.faults:
-            first = evidence.faults[0]
+    for part in subject.parts:
+        if part.evidence.faults:
+            first = part.evidence.faults[0]
             raise UserError(
-                f"Files of the sweep in {place} disagree: {first.file}: {first.why}. `python -m"
-                f" trainer sweep check {place}` names all."
+                f"Files of the sweep in {part.folder} disagree: {first.file}: {first.why}. `python"
+                f" -m trainer sweep check {part.folder}` names all."
             )
-        if not evidence.ledger.head:
+        if not part.evidence.ledger.head:
             raise UserError(
-                f"The sweep in {place} has no ledger.jsonl, so that nothing shows its age."
+                f"The sweep in {part.folder} has no ledger.jsonl, so that nothing shows its age."
             )
     if subject.judge is not None and not subject.judge.ledger.of("finished"):
         raise UserError(

@@ -15,11 +15,10 @@ from trainer.messages import UserError, joined
 from trainer.report.comparison import make_report, read_workloads
 from trainer.report.results import Result
 from trainer.report.sweep_results import read_sweep_results
-from trainer.studies import referee_code, referee_tries
+from trainer.studies import referee_code, referee_tries, shadow
 from trainer.studies.referee import BASELINE, RULES_FILE, TRY, Judge, read_judge
 from trainer.studies.referee_page import check_verdicts, found_sentences
 from trainer.studies.referee_runs import Runner
-from trainer.sweep.confounders import arguments, differing_arguments
 from trainer.sweep.definition import Goal
 from trainer.sweep.evidence import Evidence, examine
 from trainer.sweep.ledger import sha256
@@ -210,9 +209,9 @@ def _not_allowed(judge: Judge) -> Iterator[str]:
             try:
                 found = referee_tries.changes_of(judge, each.baseline, both[TRY], each.code)
             except configs.ConfigError:
-                # A function of a package is not there any more: the files alone are compared.
-                texts = {arm: dict(arguments(config.root, "")) for arm, config in both.items()}
-                referee_tries.refuse_arguments(judge, differing_arguments(texts))
+                # A function of a package is not there, or not any more.
+                differing = shadow.differing(both, judge.runner.vocabulary, keep_unknown=True)
+                referee_tries.refuse_arguments(judge, differing)
             else:
                 if found != [*each.changes]:
                     yield f"Try {each.number} does not change {joined(each.changes)}."

@@ -20,6 +20,8 @@ from trainer.sweep.ledger import read_ledger
 from trainer.train.signals import StopSignals
 from trainer.writers.files import replace_file
 
+Arms = Mapping[str, Path]  # name of an arm -> the file of its config
+
 
 class Interrupted(RuntimeError):
     """The workers were stopped, and saved what they had; `code` is the exit code of the command."""
@@ -44,14 +46,9 @@ class Runner:
     log: Callable[[str], None]  # is called with each line that a worker writes
 
     def compute(
-        self,
-        folder: Path,
-        arms: Mapping[str, Path],
-        seeds: Sequence[int],
-        code: Path | None = None,
-        tested: bool = False,
+        self, folder: Path, arms: Arms, seeds: Sequence[int], code: Path | None, tested: bool
     ) -> None:
-        """Computes arms, name -> config, on seeds, but for runs that have a result by now."""
+        """Computes arms on seeds, but for runs that have a result by now."""
         # `seeds` are those that the sweep had, and new ones; the user's packages are imported from
         # the folder `code`, None for as here; `tested` runs are also evaluated on the test split.
         # Raises NotPlanned if an arm cannot be computed at all, and Interrupted if the workers were
@@ -71,12 +68,7 @@ class Runner:
         return all(run.end != "missing" for run in read_sweep_results(folder).trials)
 
     def plan(
-        self,
-        folder: Path,
-        arms: Mapping[str, Path],
-        seeds: Sequence[int],
-        code: Path | None = None,
-        tested: bool = False,
+        self, folder: Path, arms: Arms, seeds: Sequence[int], code: Path | None, tested: bool
     ) -> None:
         """Plans a sweep, or extends the plan in its folder, unless it has these seeds."""
         begun = (folder / "plan.json").exists()
@@ -104,9 +96,7 @@ class Runner:
             self.log(done.stderr.rstrip())
             raise Interrupted(done.returncode)
 
-    def _text(
-        self, beside: Path, arms: Mapping[str, Path], seeds: Sequence[int], tested: bool
-    ) -> str:
+    def _text(self, beside: Path, arms: Arms, seeds: Sequence[int], tested: bool) -> str:
         """Returns the file of a sweep; the paths of its configs are relative to its folder."""
         paths = {name: os.path.relpath(file, beside) for name, file in arms.items()}
         goal = {"metric": self.goal.metric, "mode": self.goal.better}

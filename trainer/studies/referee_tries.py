@@ -71,7 +71,8 @@ def start(config: Config, folder: Path, runner: Runner) -> tuple[Judge, Noise]:
         first = baseline.root.kwargs.get("seed", 0)
         seeds = range(first, first + rules.noise)
         copy = referee_code.copy_of(folder, code)
-        judge.runner.compute(folder / "noise", {BASELINE: folder / FIRST}, seeds, copy)
+        arms = {BASELINE: folder / FIRST}
+        judge.runner.compute(folder / "noise", arms, seeds, copy, tested=False)
         found = noise_of(judge)
         if found.needed is None or found.needed > rules.pairs:
             raise UserError(
@@ -230,7 +231,7 @@ def _screened(judge: Judge, each: Try) -> Try | None:
     seeds, before = _known(judge, each)
     folder, arms = judge.place(each) / "screen", {TRY: judge.config(each)}
     code = referee_code.copy_of(judge.folder, each.code)
-    judge.runner.plan(folder, arms, seeds, code)
+    judge.runner.plan(folder, arms, seeds, code, tested=False)
     most = judge.rules.most_flops
     first = referee_runs.flops_of_runs(judge.folder / "noise")
     own = referee_runs.flops_of_runs(folder)
@@ -242,7 +243,7 @@ def _screened(judge: Judge, each: Try) -> Try | None:
         return _end(judge, each, "discard", "plan", why)
     if not judge.rules.screen:
         return None
-    judge.runner.compute(folder, arms, seeds, code)
+    judge.runner.compute(folder, arms, seeds, code, tested=False)
     runs = judge.runner.runs(folder)[TRY]
     if failed := [run.name for run in runs.values() if run.end == "failed"]:
         return _end(judge, each, "discard", "screen", f"{failed[0]} in {folder} failed.")

@@ -144,10 +144,11 @@ def check_alike(config: Config, other: Config, vocabulary: Sequence[str] = ()) -
 
 
 def differing(
-    configs: Mapping[str, Config], vocabulary: Sequence[str]
+    configs: Mapping[str, Config], vocabulary: Sequence[str], keep_unknown: bool = False
 ) -> dict[str, dict[str, str]]:
     """Returns the arguments in which configs differ, as `differing_arguments` does."""
-    roots = {name: complete(config, vocabulary)[0] for name, config in configs.items()}
+    # Functions that are not found raise ConfigError, or with `keep_unknown` have no defaults.
+    roots = {name: complete(x, vocabulary, keep_unknown)[0] for name, x in configs.items()}
     return differing_arguments({name: dict(arguments(x, "")) for name, x in roots.items()})
 
 
